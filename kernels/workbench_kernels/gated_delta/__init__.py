@@ -1,0 +1,8 @@
+"""The gated delta rule: a sequential scan (the specification) and the chunked form used for long inputs.
+
+Shapes: B sequences, T rows, H value heads, K and V the widths of a key and a value head.
+"""
+
+from workbench_kernels.gated_delta.ref import chunk, scan, scan_states
+
+__all__ = ["chunk", "scan", "scan_states"]

@@ -1,0 +1,128 @@
+"""Plain PyTorch forms of the gated delta rule.
+
+Legend for shape suffixes: B sequences, T rows, H value heads, K key width, V value width.
+
+The recurrence per head, with state S of shape [K, V]:
+    S <- decay_t * S;  d = beta_t (v_t - S^T k_t);  S <- S + k_t d^T;  o_t = S^T q_t.
+
+Source: Yang et al. 2024, "Gated Delta Networks" (arXiv 2412.06464), with the conventions of transformers' Qwen3.5.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def scan_states(k_BTHK: Tensor, v_BTHV: Tensor, beta_BTH: Tensor, decay_BTH: Tensor, state_BHKV: Tensor) -> list[Tensor]:
+    """Run the recurrence and return the state after every row, oldest first.
+
+    Args:
+        k_BTHK: Normalised keys, float32.
+        v_BTHV: Values, float32.
+        beta_BTH: Write strengths in (0, 1).
+        decay_BTH: Decays exp(g) in (0, 1].
+        state_BHKV: State before the first row; not modified.
+
+    Returns:
+        T states of shape [B, H, K, V]; each a tensor of its own.
+    """
+    b, t, h, dk = k_BTHK.shape
+    dv = v_BTHV.shape[-1]
+    shape = (b * h, dk, dv)
+    states = []
+    s_NKV = state_BHKV.reshape(shape)
+    for i in range(t):
+        k_N1K = k_BTHK[:, i].reshape(b * h, 1, dk)
+        s_NKV = s_NKV * decay_BTH[:, i].reshape(b * h, 1, 1)
+        d_N1V = v_BTHV[:, i].reshape(b * h, 1, dv) - torch.bmm(k_N1K, s_NKV)
+        d_N1V = d_N1V * beta_BTH[:, i].reshape(b * h, 1, 1)
+        s_NKV.addcmul_(k_N1K.transpose(1, 2), d_N1V)
+        states.append(s_NKV.view(b, h, dk, dv))
+    return states
+
+
+def scan(
+    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, beta_BTH: Tensor, decay_BTH: Tensor, state_BHKV: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Run the recurrence row by row: outputs and the state after every row.
+
+    Args:
+        q_BTHK: Normalised and scaled queries, float32.
+        k_BTHK: Normalised keys, float32.
+        v_BTHV: Values, float32.
+        beta_BTH: Write strengths in (0, 1).
+        decay_BTH: Decays exp(g) in (0, 1].
+        state_BHKV: State before the first row; not modified.
+
+    Returns:
+        Outputs [B, T, H, V] and the T states.
+    """
+    b, _, h, dk = q_BTHK.shape
+    states = scan_states(k_BTHK, v_BTHV, beta_BTH, decay_BTH, state_BHKV)
+    out = [
+        torch.bmm(q_BTHK[:, i].reshape(b * h, 1, dk), s.view(b * h, dk, -1)).view(b, h, -1)
+        for i, s in enumerate(states)
+    ]
+    return torch.stack(out, dim=1), states
+
+
+def chunk(
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    beta_BTH: Tensor,
+    log_decay_BTH: Tensor,
+    state_BHKV: Tensor | None,
+    *,
+    size: int = 64,
+) -> tuple[Tensor, Tensor]:
+    """Run the recurrence in chunks by its WY form; differentiable, equal to the scan up to rounding.
+
+    Args:
+        q_BTHK: Normalised and scaled queries, float32.
+        k_BTHK: Normalised keys, float32.
+        v_BTHV: Values, float32.
+        beta_BTH: Write strengths in (0, 1).
+        log_decay_BTH: Log decays g <= 0.
+        state_BHKV: State before the first row; None for zeros.
+        size: Rows per chunk.
+
+    Returns:
+        Outputs [B, T, H, V] and the state after the last row.
+
+    Source: Yang et al. 2024 (arXiv 2412.06464), section 3.3; (I + A) is inverted by a triangular solve.
+    """
+    b, t, h, dk = q_BTHK.shape
+    dv = v_BTHV.shape[-1]
+    pad = -t % size
+    n = (t + pad) // size
+
+    def split(x: Tensor) -> Tensor:  # [B, T, H, D] -> [N, B, H, C, D]
+        if pad:
+            x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, pad))
+        return x.view(b, n, size, h, x.shape[-1]).permute(1, 0, 3, 2, 4)
+
+    q, k, v = split(q_BTHK), split(k_BTHK), split(v_BTHV)
+    beta, g = split(beta_BTH.unsqueeze(-1)), split(log_decay_BTH.unsqueeze(-1)).squeeze(-1)
+    cum = g.cumsum(-1)
+    lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+    decay = (cum.unsqueeze(-1) - cum.unsqueeze(-2)).masked_fill(~lower, float("-inf")).exp()
+    k_beta, grown = k * beta, cum.exp().unsqueeze(-1)
+    a = (k_beta @ k.transpose(-1, -2) * decay).tril(-1)
+    rhs = torch.cat([v * beta, k_beta * grown], dim=-1)
+    solved = torch.linalg.solve_triangular(a, rhs, upper=False, unitriangular=True)
+    u, w = solved[..., :dv], solved[..., dv:]
+    scores = q @ k.transpose(-1, -2) * decay
+    q_grown = q * grown
+    last = cum[..., -1:]
+    k_tail = (k * (last - cum).exp().unsqueeze(-1)).transpose(-1, -2)
+    shrink = last.exp().unsqueeze(-1)
+    state = q.new_zeros(b, h, dk, dv) if state_BHKV is None else state_BHKV
+    out = []
+    for i in range(n):
+        fresh = u[i] - w[i] @ state
+        out.append(q_grown[i] @ state + scores[i] @ fresh)
+        state = state * shrink[i] + k_tail[i] @ fresh
+    y = torch.stack(out, dim=1).permute(0, 1, 3, 2, 4).reshape(b, t + pad, h, dv)
+    return y[:, :t], state

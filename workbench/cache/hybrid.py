@@ -1,0 +1,214 @@
+"""The cache of a whole decoder: one plane per layer, one length per sequence, and transactions over all of them.
+
+``ckpt = cache.checkpoint()`` opens a transaction; forwards then record what a commit needs. ``commit(ckpt, keep=n)``
+leaves every plane as if exactly the first n rows had been fed; ``rollback(ckpt)`` leaves the state before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from workbench.cache.kv import KVPlane
+from workbench.cache.recurrent import RecurrentPlane
+from workbench.core.errors import UserError, check_choice
+
+STRATEGIES = ("tape", "columns", "snapshot")
+
+
+@dataclass(eq=False)
+class Checkpoint:
+    """State before a verify: lengths, and a reference to each recurrent plane's window and state."""
+
+    lengths: list[int]
+    recurrent: list[tuple[Tensor, Tensor]]
+    fed: list[tuple[Tensor, list[int]]] = field(default_factory=list)
+    open: bool = True
+
+
+class HybridCache:
+    """Planes of every layer for B sequences.
+
+    Args:
+        planes: One KVPlane or RecurrentPlane per layer.
+        batch: Sequences B.
+        capacity: Rows a sequence may hold.
+        strategy: How ``commit`` cuts a verify short: "tape" replays recorded inputs, "columns" keeps the state after
+            every row, "snapshot" restores and feeds the kept tokens again.
+        refeed: For "snapshot": called with (cache, tokens [B, T], counts) to run the model on the cache.
+    """
+
+    def __init__(
+        self,
+        planes: Sequence[KVPlane | RecurrentPlane],
+        *,
+        batch: int,
+        capacity: int,
+        strategy: str = "tape",
+        refeed: Callable[[HybridCache, Tensor, list[int]], object] | None = None,
+    ) -> None:
+        self.planes = list(planes)
+        self.batch, self.capacity = batch, capacity
+        self.strategy = check_choice("strategy", strategy, STRATEGIES)
+        self.lengths = [0] * batch
+        self.refeed = refeed
+        self._open: Checkpoint | None = None
+
+    @property
+    def recurrent(self) -> list[RecurrentPlane]:
+        """The delta layers' planes, in order."""
+        return [plane for plane in self.planes if isinstance(plane, RecurrentPlane)]
+
+    def room(self, b: int = 0) -> int:
+        """Rows sequence ``b`` may still take."""
+        return self.capacity - self.lengths[b]
+
+    def admit(self, tokens_BT: Tensor, counts: Sequence[int]) -> None:
+        """Refuse a forward that would pass the capacity; note its tokens when a transaction is open."""
+        for b, n in enumerate(counts):
+            if self.lengths[b] + n > self.capacity:
+                raise UserError(
+                    f"sequence {b} holds {self.lengths[b]} rows and {n} more were given, but its cache has room for "
+                    f"{self.capacity}: make the cache larger or feed fewer tokens"
+                )
+        if self._open is not None:
+            self._open.fed.append((tokens_BT, list(counts)))
+
+    def advance(self, counts: Sequence[int]) -> None:
+        """Count the rows a forward has written."""
+        self.lengths = [at + n for at, n in zip(self.lengths, counts, strict=True)]
+
+    def checkpoint(self) -> Checkpoint:
+        """Open a transaction; exactly one may be open at a time.
+
+        Returns:
+            The handle that ``commit`` or ``rollback`` closes.
+
+        Raises:
+            UserError: A transaction is open already.
+        """
+        if self._open is not None:
+            raise UserError("a checkpoint of this cache is still open: commit it or roll it back first")
+        planes = self.recurrent
+        for plane in planes:
+            plane.tape = []
+            plane.keep_columns = self.strategy == "columns"
+        self._open = Checkpoint(list(self.lengths), [(plane.conv_BWC, plane.state_BHKV) for plane in planes])
+        return self._open
+
+    def _close(self, ckpt: Checkpoint) -> None:
+        if ckpt is not self._open:
+            raise UserError("this checkpoint is not the open one of this cache: take a new one with checkpoint()")
+        self._open = None
+        ckpt.open = False
+
+    def rollback(self, ckpt: Checkpoint) -> None:
+        """Leave every plane as it was at ``ckpt``."""
+        self._close(ckpt)
+        self.lengths = list(ckpt.lengths)
+        for plane, (conv, state) in zip(self.recurrent, ckpt.recurrent, strict=True):
+            plane.conv_BWC, plane.state_BHKV = conv, state
+            plane.tape = None
+
+    def commit(self, ckpt: Checkpoint, *, keep: int | Sequence[int]) -> None:
+        """Leave every plane as if exactly the first ``keep`` rows since ``ckpt`` had been fed.
+
+        Args:
+            ckpt: The open checkpoint.
+            keep: Rows to keep, one number or one per sequence, from 0 to the rows fed.
+
+        Raises:
+            UserError: ``keep`` is out of range, or the checkpoint is not the open one; nothing changes then.
+        """
+        wanted = [keep] * self.batch if isinstance(keep, int) else [int(n) for n in keep]
+        fed = [now - was for now, was in zip(self.lengths, ckpt.lengths, strict=True)]
+        if len(wanted) != self.batch or any(not 0 <= n <= f for n, f in zip(wanted, fed, strict=True)):
+            raise UserError(f"keep={keep!r} is not valid: rows fed since the checkpoint are {fed}; keep 0 to that many")
+        planes = self.recurrent
+        if wanted == fed:
+            self._close(ckpt)
+            for plane in planes:
+                plane.tape = None
+            return
+        if self.strategy == "snapshot":
+            self._refeed(ckpt, wanted)
+            return
+        if any(wanted):
+            for plane, (conv, state) in zip(planes, ckpt.recurrent, strict=True):
+                plane.cut(conv, state, wanted)
+                plane.tape = None
+            self._close(ckpt)
+            self.lengths = [was + n for was, n in zip(ckpt.lengths, wanted, strict=True)]
+        else:
+            self.rollback(ckpt)
+
+    def _refeed(self, ckpt: Checkpoint, wanted: list[int]) -> None:
+        assert self.refeed is not None, "a snapshot cache is made by the model, which passes refeed"
+        self.rollback(ckpt)
+        tokens: list[list[int]] = [[] for _ in range(self.batch)]
+        for tokens_BT, counts in ckpt.fed:
+            for b, n in enumerate(counts):
+                tokens[b] += tokens_BT[b, :n].tolist()
+        kept = [row[:n] for row, n in zip(tokens, wanted, strict=True)]
+        if any(kept):
+            width = max(map(len, kept))
+            filled = [row + [0] * (width - len(row)) for row in kept]
+            device = ckpt.fed[0][0].device
+            self.refeed(self, torch.tensor(filled, device=device), [len(row) for row in kept])
+
+    def fork(self) -> HybridCache:
+        """An independent copy of a cache without an open transaction."""
+        if self._open is not None:
+            raise UserError("a cache with an open checkpoint cannot be forked: commit it or roll it back first")
+        twin = HybridCache(
+            [plane.fork() for plane in self.planes],
+            batch=self.batch,
+            capacity=self.capacity,
+            strategy=self.strategy,
+            refeed=self.refeed,
+        )
+        twin.lengths = list(self.lengths)
+        return twin
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated by all planes."""
+        return sum(plane.nbytes for plane in self.planes)
+
+    def first_difference(self, other: HybridCache) -> str | None:
+        """Name the first place where two caches differ in bits, or None when they are equal.
+
+        Args:
+            other: A cache of the same model.
+
+        Returns:
+            None, or a sentence naming layer, plane, sequence and row.
+        """
+        if self.lengths != other.lengths:
+            return f"lengths differ: {self.lengths} and {other.lengths}"
+        for layer, (a, b) in enumerate(zip(self.planes, other.planes, strict=True)):
+            if isinstance(a, RecurrentPlane):
+                assert isinstance(b, RecurrentPlane)
+                for name in ("conv_BWC", "state_BHKV"):
+                    if not same_bits(getattr(a, name), getattr(b, name)):
+                        return f"layer {layer}: {name} differs"
+                continue
+            assert isinstance(b, KVPlane)
+            for seq, length in enumerate(self.lengths):
+                for name, x, y in zip("kv", a.rows(seq, length), b.rows(seq, length), strict=True):
+                    if not same_bits(x, y):
+                        row = (x != y).any(-1).any(0).nonzero()
+                        at = int(row[0]) if len(row) else -1
+                        return f"layer {layer}: {name} of sequence {seq} differs first in row {at}"
+        return None
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """True when two tensors agree in shape, type and every bit, the sign of zeros included."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    view = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return torch.equal(a.contiguous().view(view), b.contiguous().view(view))

@@ -1,0 +1,1 @@
+"""Torch-free foundations: errors, checks, records, metrics, schemas, manifests, seeds and progress."""

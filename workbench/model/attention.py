@@ -1,0 +1,207 @@
+"""Gated grouped-query attention with per-head norms and partial rotary positions.
+
+Legend: B sequences, T rows, N key/value heads, G query heads per key/value head, D head width, S keys, H hidden,
+P start positions, J private rows of a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from workbench.cache.kv import BLOCK, KVPlane
+from workbench.model.config import ModelConfig
+from workbench.model.ops import Numerics, linear, mapped, rms_norm
+from workbench.model.rotary import Rotary
+
+NEG = float("-inf")
+
+
+class GatedAttention(nn.Module):
+    """Attention mixer of a full-attention layer and of the MTP layer.
+
+    ``qkv`` stacks, per query head, [query | gate], then the keys, then the values.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.n, self.d = config.num_key_value_heads, config.head_dim
+        self.g = config.num_attention_heads // self.n
+        self.eps = config.rms_norm_eps
+        heads = config.num_attention_heads
+        self.qkv = nn.Parameter(torch.full((2 * heads * self.d + 2 * self.n * self.d, config.hidden_size), torch.nan))
+        self.o_proj = nn.Parameter(torch.full((config.hidden_size, heads * self.d), torch.nan))
+        self.q_norm = nn.Parameter(torch.full((self.d,), torch.nan))
+        self.k_norm = nn.Parameter(torch.full((self.d,), torch.nan))
+
+    def project(
+        self, x_BTH: Tensor, rotary: Rotary, cos_BTR: Tensor, sin_BTR: Tensor, num: Numerics
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries [B,T,N,G,D], keys [B,T,N,D], values [B,T,N,D] and the output gate [B,T,N*G*D] of each row."""
+        b, t, h = x_BTH.shape
+        heads = self.n * self.g
+        packed = linear(x_BTH.reshape(b * t, h), self.qkv, num).view(b, t, -1)
+        q_gate = packed[..., : 2 * heads * self.d].view(b, t, heads, 2, self.d)
+        k = packed[..., 2 * heads * self.d : (2 * heads + self.n) * self.d].view(b, t, self.n, self.d)
+        v = packed[..., (2 * heads + self.n) * self.d :].view(b, t, self.n, self.d)
+        both = torch.cat([q_gate[..., 0, :], k], dim=2)
+        scale = torch.cat([self.q_norm.expand(heads, -1), self.k_norm.expand(self.n, -1)]).float() + 1.0
+        both = rotary(rms_norm(both, scale, self.eps), cos_BTR, sin_BTR)
+        q = both[:, :, :heads].reshape(b, t, self.n, self.g, self.d)
+        gate = q_gate[..., 1, :].reshape(b, t, heads * self.d)
+        return q, both[:, :, heads:], v, gate
+
+    def finish(self, out_BTQ: Tensor, gate_BTQ: Tensor, num: Numerics) -> Tensor:
+        """Gate the attended values and project them back to [B, T, H]."""
+        b, t, width = out_BTQ.shape
+        gated = out_BTQ * mapped(torch.sigmoid, gate_BTQ, num)
+        return linear(gated.reshape(b * t, width), self.o_proj, num).view(b, t, -1)
+
+    def forward(
+        self,
+        x_BTH: Tensor,
+        plane: KVPlane,
+        lengths: Sequence[int],
+        counts: Sequence[int],
+        rotary: Rotary,
+        cos_BTR: Tensor,
+        sin_BTR: Tensor,
+        num: Numerics,
+    ) -> Tensor:
+        """Append this layer's rows to the plane and attend from them.
+
+        Args:
+            x_BTH: Normed input rows.
+            plane: K/V rows of this layer.
+            lengths: Rows each sequence held before.
+            counts: Valid rows per sequence.
+            rotary: Position embedding.
+            cos_BTR: Cosines of the rows' positions.
+            sin_BTR: Signed sines.
+            num: Numerical class.
+
+        Returns:
+            [B, T, H].
+        """
+        q, k, v, gate = self.project(x_BTH, rotary, cos_BTR, sin_BTR, num)
+        plane.append(k, v, lengths, counts)
+        attend = attend_exact if num.exact else attend_fast
+        out = torch.zeros_like(gate)
+        for b, (at, n) in enumerate(zip(lengths, counts, strict=True)):
+            if n:
+                out[b, :n] = attend(q[b, :n], plane, b, at, num)
+        return self.finish(out, gate, num)
+
+    def forward_train(self, x_BTH: Tensor, rotary: Rotary, cos_BTR: Tensor, sin_BTR: Tensor, num: Numerics) -> Tensor:
+        """Causal attention over whole sequences without a cache; differentiable."""
+        q, k, v, gate = self.project(x_BTH, rotary, cos_BTR, sin_BTR, num)
+        b, t = gate.shape[:2]
+        out = nn.functional.scaled_dot_product_attention(
+            q.reshape(b, t, -1, self.d).transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=True,
+        )
+        return self.finish(out.transpose(1, 2).reshape(b, t, -1), gate, num)
+
+
+def attend_fast(q_TNGD: Tensor, plane: KVPlane, b: int, at: int, num: Numerics) -> Tensor:
+    """Attention of T new rows at positions at..at+T-1, by stock operations."""
+    t, n, g, d = q_TNGD.shape
+    k_NSD, v_NSD = plane.rows(b, at + t)
+    if t <= 16:
+        q = (q_TNGD * d**-0.5).permute(1, 0, 2, 3).reshape(n, t * g, d)
+        scores = torch.bmm(q, k_NSD.transpose(1, 2)).float()
+        if t > 1:
+            late = torch.ones(t, at + t, dtype=torch.bool, device=q.device).triu(at + 1)
+            scores = scores.view(n, t, g, -1).masked_fill(late[:, None], NEG).view(n, t * g, -1)
+        out = torch.bmm(scores.softmax(-1).to(v_NSD.dtype), v_NSD)
+        return out.view(n, t, g, d).transpose(0, 1).reshape(t, n * g * d)
+    mask = None if at == 0 else torch.ones(t, at + t, dtype=torch.bool, device=q_TNGD.device).tril(at)
+    out = nn.functional.scaled_dot_product_attention(
+        q_TNGD.reshape(1, t, n * g, d).transpose(1, 2),
+        k_NSD.unsqueeze(0),
+        v_NSD.unsqueeze(0),
+        attn_mask=mask,
+        is_causal=at == 0,
+        enable_gqa=g > 1,
+    )
+    return out[0].transpose(0, 1).reshape(t, n * g * d)
+
+
+def attend_exact(q_TNGD: Tensor, plane: KVPlane, b: int, at: int, num: Numerics) -> Tensor:
+    """Attention whose bits per row do not depend on T: fixed row blocks over fixed key blocks, merged in order."""
+    t, n, g, d = q_TNGD.shape
+    block = num.row_block
+    q = torch.nn.functional.pad(q_TNGD * d**-0.5, (0, 0, 0, 0, 0, 0, 0, -t % block))
+    outs = []
+    for lo in range(0, t, block):
+        last = at + min(lo + block, t) - 1
+        nb = last // BLOCK + 1
+        k = plane.k_BNSD[b, :, : nb * BLOCK].reshape(n * nb, BLOCK, d)
+        v = plane.v_BNSD[b, :, : nb * BLOCK].reshape(n * nb, BLOCK, d)
+        q_NRD = q[lo : lo + block].transpose(0, 1).reshape(n, 1, block * g, d)
+        positions = torch.arange(at + lo, at + lo + block, device=q.device).clamp(max=last)
+        outs.append(merge_blocks(q_NRD, k, v, positions, g, num))
+    return torch.cat(outs)[:t]
+
+
+def merge_blocks(q_N1RD: Tensor, k_MSD: Tensor, v_MSD: Tensor, positions_R: Tensor, g: int, num: Numerics) -> Tensor:
+    """Softmax attention of one block of rows over key blocks, summed block by block in order.
+
+    Args:
+        q_N1RD: Scaled queries of one row block, [N, 1, R*G, D].
+        k_MSD: Key blocks [N*blocks, 64, D].
+        v_MSD: Value blocks, likewise.
+        positions_R: Last key position each row may see.
+        g: Query heads per key/value head.
+        num: Numerical class.
+
+    Returns:
+        [R, N*G*D].
+    """
+    n, _, rows, d = q_N1RD.shape
+    nb = k_MSD.shape[0] // n
+    q = q_N1RD.expand(n, nb, rows, d).reshape(n * nb, rows, d)
+    scores = torch.bmm(q, k_MSD.transpose(1, 2)).float().view(n, nb, rows // g, g, BLOCK)
+    keys = torch.arange(nb * BLOCK, device=q.device).view(nb, 1, 1, BLOCK)
+    scores = scores.masked_fill(keys > positions_R[:, None, None], NEG).view(n, nb, rows, BLOCK)
+    peak = scores.amax((1, 3), keepdim=True)
+    weight = mapped(torch.exp, scores - peak, num)
+    parts = torch.bmm(weight.view(n * nb, rows, BLOCK).to(v_MSD.dtype), v_MSD).view(n, nb, rows, d)
+    totals = weight.sum(-1)
+    out, total = parts[:, 0].float(), totals[:, 0]
+    for i in range(1, nb):
+        out, total = out + parts[:, i], total + totals[:, i]
+    out = (out / total.unsqueeze(-1)).to(v_MSD.dtype)
+    return out.view(n, rows // g, g, d).transpose(0, 1).reshape(rows // g, n * g * d)
+
+
+def attend_chain(
+    q_BPNGD: Tensor, k_BSND: Tensor, v_BSND: Tensor, seen_PS: Tensor, private: Sequence[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """Attention of one chain step for many start positions at once: shared true rows plus each chain's own rows.
+
+    Args:
+        q_BPNGD: Queries of the step, one per start.
+        k_BSND: True keys.
+        v_BSND: True values.
+        seen_PS: True where a start may see a true row.
+        private: Keys and values [B, P, N, D] of this chain's steps so far, this one included.
+
+    Returns:
+        [B, P, N*G*D]; differentiable.
+    """
+    b, p, n, g, d = q_BPNGD.shape
+    q = q_BPNGD * d**-0.5
+    shared = torch.einsum("bpngd,bsnd->bngps", q, k_BSND).float().masked_fill(~seen_PS, NEG)
+    own = torch.stack([torch.einsum("bpngd,bpnd->bngp", q, k) for k, _ in private], -1).float()
+    weight = torch.cat([shared, own], -1).softmax(-1).to(v_BSND.dtype)
+    s = k_BSND.shape[1]
+    out = torch.einsum("bngps,bsnd->bpngd", weight[..., :s], v_BSND)
+    for j, (_, v) in enumerate(private):
+        out = out + weight[..., s + j].permute(0, 3, 1, 2).unsqueeze(-1) * v.unsqueeze(3)
+    return out.reshape(b, p, n * g * d)

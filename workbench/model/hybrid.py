@@ -1,0 +1,344 @@
+"""The target: a hybrid decoder of gated DeltaNet and gated attention layers, with its MTP head.
+
+Legend: B sequences, T rows, H hidden, V vocabulary, R rotated dimensions.
+``forward`` is the one funnel: plain decode is T = 1, verify T = K + 1, extraction and replay T = chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from workbench.cache.hybrid import HybridCache
+from workbench.cache.kv import KVPlane
+from workbench.cache.recurrent import RecurrentPlane
+from workbench.core.errors import CapabilityError, NonFiniteError, UserError
+from workbench.model.attention import GatedAttention
+from workbench.model.config import LINEAR, ModelConfig
+from workbench.model.delta import GatedDeltaNet
+from workbench.model.ffn import SwiGLU
+from workbench.model.mtp import MTPHead
+from workbench.model.ops import Numerics, linear, rms_norm
+from workbench.model.rotary import Rotary
+
+if TYPE_CHECKING:
+    from workbench.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What one forward returns.
+
+    Args:
+        trunk_BTH: Rows before the final norm.
+        normed_BTH: Rows after the final norm.
+        logits_BTV: Requested logits in float32, [B, number of requested rows, V]; None for a headless forward.
+        taps: Layer index to that layer's output rows [B, T, H].
+    """
+
+    trunk_BTH: Tensor
+    normed_BTH: Tensor
+    logits_BTV: Tensor | None
+    taps: dict[int, Tensor] = field(default_factory=dict)
+
+
+class Block(nn.Module):
+    """One decoder layer: a mixer and a feed-forward block, each behind a norm and a residual."""
+
+    def __init__(self, config: ModelConfig, kind: str) -> None:
+        super().__init__()
+        self.eps = config.rms_norm_eps
+        self.input_norm = nn.Parameter(torch.full((config.hidden_size,), torch.nan))
+        self.post_norm = nn.Parameter(torch.full((config.hidden_size,), torch.nan))
+        self.mixer: GatedDeltaNet | GatedAttention
+        self.mixer = GatedDeltaNet(config) if kind == LINEAR else GatedAttention(config)
+        self.ffn = SwiGLU(config)
+
+    def feed(self, x_BTH: Tensor, mixed_BTH: Tensor, num: Numerics) -> Tensor:
+        """Add the mixer's output, then the feed-forward block's."""
+        x = x_BTH + mixed_BTH
+        return x + self.ffn(rms_norm(x, 1.0 + self.post_norm.float(), self.eps), num)
+
+    def forward_train(self, x_BTH: Tensor, rotary: Rotary, cos_BTR: Tensor, sin_BTR: Tensor, num: Numerics) -> Tensor:
+        """The whole layer over whole sequences, without a cache; differentiable."""
+        h = self.normed(x_BTH)
+        if isinstance(self.mixer, GatedDeltaNet):
+            return self.feed(x_BTH, self.mixer.forward_train(h, num), num)
+        return self.feed(x_BTH, self.mixer.forward_train(h, rotary, cos_BTR, sin_BTR, num), num)
+
+    def normed(self, x_BTH: Tensor) -> Tensor:
+        """Input of the mixer."""
+        return rms_norm(x_BTH, 1.0 + self.input_norm.float(), self.eps)
+
+
+class HybridModel(nn.Module):
+    """A Qwen3.5-class decoder with an optional MTP head.
+
+    Args:
+        config: Shape and constants.
+        exact: Numerical class of every forward; switch with the attribute ``exact``.
+    """
+
+    def __init__(self, config: ModelConfig, *, exact: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Parameter(torch.full((config.vocab_size, config.hidden_size), torch.nan))
+        self.layers = nn.ModuleList(Block(config, kind) for kind in config.layer_types)
+        self.norm = nn.Parameter(torch.full((config.hidden_size,), torch.nan))
+        tied = config.tie_word_embeddings
+        self.head = None if tied else nn.Parameter(torch.full((config.vocab_size, config.hidden_size), torch.nan))
+        self.mtp = MTPHead(config) if config.mtp_num_hidden_layers else None
+        self.rotary = Rotary(config.rotary_dim, config.rope_theta)
+        self.exact = exact
+        self.tokenizer: Tokenizer | None = None
+        self.source: str = ""
+        self.path: Path | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights live."""
+        return self.embed.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights and of the residual stream."""
+        return self.embed.dtype
+
+    @property
+    def numerics(self) -> Numerics:
+        """The numerical class in force."""
+        return Numerics.of(self.exact, self.device)
+
+    @property
+    def can_draft(self) -> bool:
+        """True when the checkpoint has an MTP head."""
+        return self.mtp is not None
+
+    @property
+    def final_scale(self) -> Tensor:
+        """1 + weight of the final norm, float32."""
+        return 1.0 + self.norm.float()
+
+    def new_cache(self, *, batch: int = 1, capacity: int | None = None, strategy: str = "tape") -> HybridCache:
+        """An empty cache for this model.
+
+        Args:
+            batch: Sequences.
+            capacity: Rows per sequence; None for the model's longest context.
+            strategy: How a commit cuts a verify short: "tape", "columns" or "snapshot".
+
+        Returns:
+            The cache.
+
+        Raises:
+            UserError: The capacity is not within the model's context, or the strategy is unknown.
+        """
+        config = self.config
+        limit = config.max_position_embeddings
+        room = limit if capacity is None else capacity
+        if not 1 <= room <= limit:
+            raise UserError(f"capacity={capacity!r} is not valid: this model takes 1 to {limit} rows")
+        planes: list[KVPlane | RecurrentPlane] = []
+        for kind in config.layer_types:
+            if kind == LINEAR:
+                planes.append(
+                    RecurrentPlane(
+                        batch,
+                        window=config.linear_conv_kernel_dim - 1,
+                        channels=config.conv_dim,
+                        heads=config.linear_num_value_heads,
+                        key_dim=config.linear_key_head_dim,
+                        value_dim=config.linear_value_head_dim,
+                        dtype=self.dtype,
+                        device=self.device,
+                    )
+                )
+            else:
+                planes.append(self._kv_plane(batch))
+        return HybridCache(planes, batch=batch, capacity=room, strategy=strategy, refeed=self._refeed)
+
+    def new_draft_cache(self, *, batch: int = 1, capacity: int | None = None) -> HybridCache:
+        """An empty cache for the MTP head's own K/V rows."""
+        self._need_mtp()
+        limit = self.config.max_position_embeddings
+        return HybridCache([self._kv_plane(batch)], batch=batch, capacity=limit if capacity is None else capacity)
+
+    def _kv_plane(self, batch: int) -> KVPlane:
+        return KVPlane(
+            batch, self.config.num_key_value_heads, self.config.head_dim, dtype=self.dtype, device=self.device
+        )
+
+    def _refeed(self, cache: HybridCache, tokens_BT: Tensor, counts: list[int]) -> None:
+        self.forward(tokens_BT, cache, counts=counts, logits="none")
+
+    def _need_mtp(self) -> MTPHead:
+        if self.mtp is None:
+            raise CapabilityError(
+                f"checkpoint {self.source or 'in memory'} has no mtp.* weights, so it cannot draft: use k=0, or load "
+                "a checkpoint that was saved with its MTP head"
+            )
+        return self.mtp
+
+    def _positions(self, lengths: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
+        cos, sin = self.rotary.table(max(lengths) + t, self.device)
+        pairs = [(cos[at : at + t], sin[at : at + t]) for at in lengths]
+        return torch.stack([c for c, _ in pairs]), torch.stack([s for _, s in pairs])
+
+    def check_ids(self, tokens_BT: Tensor) -> None:
+        """Refuse token ids outside the vocabulary, in a sentence that names the first."""
+        if tokens_BT.numel() == 0:
+            raise UserError("no tokens were given: at least one token id is needed")
+        low, high = int(tokens_BT.min()), int(tokens_BT.max())
+        if low < 0 or high >= self.config.vocab_size:
+            bad = low if low < 0 else high
+            raise UserError(f"token id {bad} is out of range: this model's ids are 0 to {self.config.vocab_size - 1}")
+
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        cache: HybridCache,
+        *,
+        counts: Sequence[int] | None = None,
+        logits: str | Sequence[int] = "all",
+        taps: Sequence[int] = (),
+    ) -> Rows:
+        """Run T tokens per sequence at the cache's position and append their rows.
+
+        Args:
+            tokens_BT: Token ids, int64, padded on the right when ragged.
+            cache: State to extend, of the same number of sequences.
+            counts: Valid tokens per sequence; None for T each.
+            logits: "all", "last" (the last valid row of each sequence), "none", or row indices.
+            taps: Layers whose output rows to return.
+
+        Returns:
+            Trunk rows, normed rows, the requested logits in float32 and taps.
+
+        Raises:
+            UserError: An id is out of range, the cache is full, or the request is malformed.
+        """
+        b, t = tokens_BT.shape
+        lengths = list(cache.lengths)
+        n = [t] * b if counts is None else list(counts)
+        cache.admit(tokens_BT, n)
+        num = self.numerics
+        x = torch.nn.functional.embedding(tokens_BT, self.embed)
+        cos, sin = self._positions(lengths, t)
+        tapped: dict[int, Tensor] = {}
+        for i, (layer, plane) in enumerate(zip(self.layers, cache.planes, strict=True)):
+            assert isinstance(layer, Block)
+            h = layer.normed(x)
+            if isinstance(layer.mixer, GatedDeltaNet):
+                assert isinstance(plane, RecurrentPlane)
+                mixed = layer.mixer(h, plane, n, num)
+            else:
+                mixed = layer.mixer(h, plane, lengths, n, self.rotary, cos, sin, num)
+            x = layer.feed(x, mixed, num)
+            if i in taps:
+                tapped[i] = x
+        cache.advance(n)
+        normed = rms_norm(x, self.final_scale, self.config.rms_norm_eps)
+        if logits == "none":
+            return Rows(x, normed, None, tapped)
+        if logits == "all":
+            picked = normed
+        elif logits == "last":
+            picked = torch.stack([normed[i, max(c - 1, 0)] for i, c in enumerate(n)]).unsqueeze(1)
+        else:
+            picked = normed[:, list(logits)]  # type: ignore[arg-type]
+        return Rows(x, normed, self.unembed(picked), tapped)
+
+    def forward_train(self, tokens_BT: Tensor) -> Tensor:
+        """Final-normed rows [B, T, H] of whole sequences, by the chunked delta rule; differentiable.
+
+        Args:
+            tokens_BT: Token ids, int64.
+
+        Returns:
+            Rows that ``unembed`` turns into logits.
+        """
+        num = Numerics(exact=False)
+        x = torch.nn.functional.embedding(tokens_BT, self.embed)
+        cos, sin = (table[: tokens_BT.shape[1]] for table in self.rotary.table(tokens_BT.shape[1], self.device))
+        for layer in self.layers:
+            assert isinstance(layer, Block)
+            x = layer.forward_train(x, self.rotary, cos, sin, num)
+        return rms_norm(x, self.final_scale, self.config.rms_norm_eps)
+
+    def unembed(self, normed_BTH: Tensor) -> Tensor:
+        """Logits [B, T, V] in float32 of rows that carry the final norm already."""
+        b, t, h = normed_BTH.shape
+        weight = self.embed if self.head is None else self.head
+        return linear(normed_BTH.reshape(b * t, h), weight, self.numerics).view(b, t, -1).float()
+
+    def carrier(self, rows: Rows, kind: str = "normed") -> Tensor:
+        """The hidden rows a drafter is fed: "normed" (default) or "pre_norm"."""
+        return rows.normed_BTH if kind == "normed" else rows.trunk_BTH
+
+    @torch.no_grad()
+    def draft(
+        self, tokens_BT: Tensor, carrier_BTH: Tensor, cache: HybridCache, *, counts: Sequence[int] | None = None
+    ) -> Tensor:
+        """Run T pairs through the MTP head at the draft cache's position.
+
+        Args:
+            tokens_BT: Tokens x_p of the pairs.
+            carrier_BTH: Carriers of the rows h_{p-1} before them.
+            cache: From ``new_draft_cache``.
+            counts: Valid pairs per sequence; None for T each.
+
+        Returns:
+            Next carriers [B, T, H]; ``unembed`` turns them into draft logits.
+
+        Raises:
+            CapabilityError: The checkpoint has no MTP head.
+        """
+        mtp = self._need_mtp()
+        b, t = tokens_BT.shape
+        lengths = list(cache.lengths)
+        n = [t] * b if counts is None else list(counts)
+        cache.admit(tokens_BT, n)
+        cos, sin = self._positions(lengths, t)
+        plane = cache.planes[0]
+        assert isinstance(plane, KVPlane)
+        embedding = torch.nn.functional.embedding(tokens_BT, self.embed)
+        out = mtp(embedding, carrier_BTH, plane, lengths, n, self.rotary, cos, sin, self.numerics)
+        cache.advance(n)
+        return out
+
+    def save(self, path: str | Path) -> Path:
+        """Write a Hugging Face directory that transformers loads: config, safetensors, tokenizer.
+
+        Args:
+            path: Directory, made if needed.
+
+        Returns:
+            The directory.
+        """
+        from workbench.model.weights.save import save_model
+
+        return save_model(self, Path(path))
+
+
+def check_finite(logits_TV: Tensor, first: int) -> None:
+    """Refuse a block of logits rows that holds NaN or infinity, naming the first bad position.
+
+    Args:
+        logits_TV: Rows of logits.
+        first: Absolute position of row 0.
+
+    Raises:
+        NonFiniteError: A row is not finite.
+    """
+    sums = logits_TV.sum(-1)
+    if bool(torch.isfinite(sums).all()):
+        return
+    for i, row in enumerate(logits_TV):
+        if not bool(torch.isfinite(row).all()):
+            raise NonFiniteError(first + i, "NaN" if bool(row.isnan().any()) else "infinity")

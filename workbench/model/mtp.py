@@ -1,0 +1,84 @@
+"""The multi-token-prediction head: one attention layer over pairs (token x_p, carrier of h_{p-1}).
+
+Legend: B sequences, T rows, H hidden, P start positions.
+Slot s of its cache holds pair p = s + 1; position 0 has no pair. Embedding and vocabulary head are the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from workbench.cache.kv import KVPlane
+from workbench.model.attention import GatedAttention
+from workbench.model.config import ModelConfig
+from workbench.model.ffn import SwiGLU
+from workbench.model.ops import Numerics, linear, rms_norm
+from workbench.model.rotary import Rotary
+
+
+class MTPHead(nn.Module):
+    """fc(concat[norm(embedding), norm(carrier)]), one decoder layer, one norm; the result is the next carrier.
+
+    Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 2.2, as Qwen3.5 checkpoints are served.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        h, self.eps = config.hidden_size, config.rms_norm_eps
+        self.fc = nn.Parameter(torch.full((h, 2 * h), torch.nan))
+        self.embedding_norm = nn.Parameter(torch.full((h,), torch.nan))
+        self.hidden_norm = nn.Parameter(torch.full((h,), torch.nan))
+        self.input_norm = nn.Parameter(torch.full((h,), torch.nan))
+        self.post_norm = nn.Parameter(torch.full((h,), torch.nan))
+        self.norm = nn.Parameter(torch.full((h,), torch.nan))
+        self.attention = GatedAttention(config)
+        self.ffn = SwiGLU(config)
+
+    def join(self, embedding_BTH: Tensor, carrier_BTH: Tensor, num: Numerics) -> Tensor:
+        """Input of the layer for every pair, [B, T, H]; the embedding comes first."""
+        b, t, h = embedding_BTH.shape
+        left = rms_norm(embedding_BTH, 1.0 + self.embedding_norm.float(), self.eps)
+        right = rms_norm(carrier_BTH, 1.0 + self.hidden_norm.float(), self.eps)
+        return linear(torch.cat([left, right], -1).reshape(b * t, 2 * h), self.fc, num).view(b, t, h)
+
+    def after(self, x_BTH: Tensor, mixed_BTH: Tensor, num: Numerics) -> Tensor:
+        """Residuals, feed-forward and the head's norm: the next carrier [B, T, H]."""
+        x = x_BTH + mixed_BTH
+        x = x + self.ffn(rms_norm(x, 1.0 + self.post_norm.float(), self.eps), num)
+        return rms_norm(x, 1.0 + self.norm.float(), self.eps)
+
+    def forward(
+        self,
+        embedding_BTH: Tensor,
+        carrier_BTH: Tensor,
+        plane: KVPlane,
+        lengths: Sequence[int],
+        counts: Sequence[int],
+        rotary: Rotary,
+        cos_BTR: Tensor,
+        sin_BTR: Tensor,
+        num: Numerics,
+    ) -> Tensor:
+        """Run T pairs at the cache's slots and append their K/V rows.
+
+        Args:
+            embedding_BTH: Embeddings of the pairs' tokens.
+            carrier_BTH: Carriers of the rows before them.
+            plane: K/V rows of this layer.
+            lengths: Slots each sequence held before.
+            counts: Valid pairs per sequence.
+            rotary: Position embedding; the pair in slot s turns by s.
+            cos_BTR: Cosines of the slots.
+            sin_BTR: Signed sines.
+            num: Numerical class.
+
+        Returns:
+            Next carriers [B, T, H], after the head's norm: what the vocabulary head reads.
+        """
+        x = self.join(embedding_BTH, carrier_BTH, num)
+        h = rms_norm(x, 1.0 + self.input_norm.float(), self.eps)
+        mixed = self.attention(h, plane, lengths, counts, rotary, cos_BTR, sin_BTR, num)
+        return self.after(x, mixed, num)

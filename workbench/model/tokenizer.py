@@ -1,0 +1,132 @@
+"""Text to ids and back by the checkpoint's own tokenizer.json, and its chat template.
+
+A beginning-of-sequence token is never invented: ``encode`` adds nothing that the text does not hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from workbench.core.errors import CheckpointError, UserError
+
+
+class Tokenizer:
+    """Thin wrapper over ``tokenizers.Tokenizer`` with the files beside it.
+
+    Args:
+        backend: The tokenizer.
+        config: Parsed tokenizer_config.json; may be empty.
+        fingerprint: Hash of tokenizer.json.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any], fingerprint: str) -> None:
+        self.backend, self.config, self.fingerprint = backend, config, fingerprint
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """Read tokenizer.json, tokenizer_config.json and chat_template.jinja of a checkpoint directory.
+
+        Args:
+            path: The directory.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            CheckpointError: tokenizer.json is missing or unreadable.
+        """
+        file = path / "tokenizer.json"
+        if not file.exists():
+            raise CheckpointError(f"{path} has no tokenizer.json; text needs one (token ids can be given instead)")
+        raw = file.read_bytes()
+        try:
+            backend = tokenizers.Tokenizer.from_str(raw.decode("utf-8"))
+        except Exception as error:
+            raise CheckpointError(f"{file} is not a tokenizer ({error}); restore it from the checkpoint") from None
+        beside = path / "tokenizer_config.json"
+        config = json.loads(beside.read_text("utf-8")) if beside.exists() else {}
+        template = path / "chat_template.jinja"
+        if template.exists():
+            config["chat_template"] = template.read_text("utf-8")
+        return cls(backend, config, hashlib.sha256(raw).hexdigest()[:16])
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids the tokenizer knows."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; special tokens written out in it are recognised, none is added."""
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left visible."""
+        return self.backend.decode(list(ids), skip_special_tokens=False)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Text of every token alone; bytes of a split character show as the replacement character."""
+        return [self.backend.decode([i], skip_special_tokens=False) for i in ids]
+
+    @cached_property
+    def _template(self) -> Any:
+        source = self.config.get("chat_template")
+        if not isinstance(source, str):
+            raise UserError("this checkpoint has no chat_template: give plain text, or add chat_template.jinja to it")
+        from jinja2.ext import Extension
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        class Generation(Extension):
+            """Lets templates mark assistant text with {% generation %}; the marks become sentinels."""
+
+            tags = {"generation"}  # noqa: RUF012
+
+            def parse(self, parser: Any) -> Any:
+                from jinja2 import nodes
+
+                line = next(parser.stream).lineno
+                body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+                return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+            def _mark(self, caller: Any) -> str:
+                return f"\ue000{caller()}\ue001"
+
+        env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation])
+
+        def refuse(message: str) -> None:
+            raise UserError(f"the chat template refuses this conversation: {message}")
+
+        env.globals["raise_exception"] = refuse
+        env.filters["tojson"] = lambda x, **kw: json.dumps(x, ensure_ascii=False, **kw)
+        return env.from_string(source)
+
+    def render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = False) -> list[tuple[str, bool]]:
+        """Render a conversation with the checkpoint's template.
+
+        Args:
+            messages: Mappings with "role" and "content".
+            add_generation_prompt: End with the opening of an assistant turn.
+
+        Returns:
+            Spans (text, generated): generated is True inside {% generation %} marks.
+
+        Raises:
+            UserError: There is no template, or it refuses the conversation.
+        """
+        tokens = {
+            name: self.config[name]["content"] if isinstance(self.config.get(name), dict) else self.config.get(name)
+            for name in ("bos_token", "eos_token", "pad_token")
+        }
+        text = self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **tokens)
+        spans: list[tuple[str, bool]] = []
+        for i, piece in enumerate(text.split("\ue000")):
+            inside, _, outside = piece.partition("\ue001") if i else ("", "", piece)
+            spans += [(inside, True)] if inside else []
+            spans += [(outside, False)] if outside else []
+        return spans

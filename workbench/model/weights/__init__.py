@@ -1,0 +1,1 @@
+"""Checkpoint formats: names, loading and saving of safetensors directories."""

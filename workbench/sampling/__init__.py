@@ -1,0 +1,1 @@
+"""The one place where logits become probabilities and picks."""

@@ -1,0 +1,1 @@
+"""Speculative decoding: proposers, policies, verification, acceptance and the round. Read ``round.py`` first."""

@@ -1,0 +1,1 @@
+"""Policies: how long the next chain may be and whether it stops early."""

@@ -1,0 +1,1 @@
+"""Training: the demo corpus and language model, drafters, losses and calibration."""

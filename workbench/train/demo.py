@@ -1,0 +1,241 @@
+"""Train the demo checkpoint: a small Qwen3.5 + MTP language model, on an accelerator, from a prepared corpus."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from workbench.core.errors import CapabilityError, UserError
+from workbench.model.config import FULL, LINEAR, ModelConfig
+from workbench.model.hybrid import Block, HybridModel
+from workbench.train.losses import agreement, first_step, joint_loss, later_step
+
+STEPS_UNROLLED = 4
+
+
+@dataclass(frozen=True)
+class DemoRecipe:
+    """Everything that shapes the demo run.
+
+    Args:
+        hidden: Width of the residual stream.
+        layers: Trunk layers; every fourth is full attention.
+        intermediate: Width of the SwiGLU block.
+        steps: Optimiser steps in all.
+        long_share: Share of the steps, at the end, trained at ``long_context``.
+        tokens_per_step: Tokens of one batch.
+        context: Tokens per sequence before the last stage.
+        long_context: Tokens per sequence in the last stage.
+        lr: Peak learning rate of AdamW.
+        min_lr: Learning rate at the end, as a share of the peak.
+        warmup: Steps of linear warm-up.
+        weight_decay: On matrices.
+        mtp_weight: Weight of the MTP loss.
+        seed: Of initialisation and batches.
+    """
+
+    hidden: int = 320
+    layers: int = 12
+    intermediate: int = 768
+    steps: int = 3000
+    long_share: float = 0.2
+    tokens_per_step: int = 65_536
+    context: int = 1024
+    long_context: int = 4096
+    lr: float = 3e-3
+    min_lr: float = 0.02
+    warmup: int = 150
+    weight_decay: float = 0.1
+    mtp_weight: float = 0.3
+    seed: int = 0
+
+    def config(self, vocab_size: int) -> ModelConfig:
+        """The architecture this recipe trains."""
+        return ModelConfig(
+            vocab_size=vocab_size,
+            hidden_size=self.hidden,
+            intermediate_size=self.intermediate,
+            layer_types=tuple(FULL if (i + 1) % 4 == 0 else LINEAR for i in range(self.layers)),
+            num_attention_heads=5,
+            num_key_value_heads=1,
+            head_dim=64,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=64,
+            linear_value_head_dim=64,
+            max_position_embeddings=8192,
+            tie_word_embeddings=True,
+            eos_token_id=(0,),
+        )
+
+
+def initialise(model: HybridModel, seed: int) -> None:
+    """Fill every parameter: small normals, residual outputs scaled by depth, norms at identity, slow decays."""
+    gen = torch.Generator(device="cpu").manual_seed(seed)
+    depth = 2 * len(model.layers)
+    for name, p in model.named_parameters():
+        leaf = name.rsplit(".", 1)[-1]
+        if name.endswith("mixer.norm"):
+            value = torch.ones(p.shape)
+        elif leaf == "a_log":
+            value = torch.empty(p.shape).uniform_(1, 16, generator=gen).log()
+        elif leaf == "dt_bias":
+            dt = torch.exp(torch.empty(p.shape).uniform_(math.log(1e-3), math.log(0.1), generator=gen))
+            value = dt + torch.log(-torch.expm1(-dt))
+        elif leaf == "conv":
+            value = torch.empty(p.shape).uniform_(-0.5, 0.5, generator=gen)
+        elif p.dim() == 1:
+            value = torch.zeros(p.shape)
+        else:
+            scale = 0.02 / math.sqrt(depth / 2) if leaf in ("o_proj", "out_proj", "down") else 0.02
+            value = torch.empty(p.shape).normal_(0, scale, generator=gen)
+        p.data.copy_(value)
+
+
+def batches(stream: np.ndarray, rows: int, length: int, rng: np.random.Generator, device: torch.device) -> Tensor:
+    """A batch of random windows of the token stream, int64 [rows, length]."""
+    starts = rng.integers(0, len(stream) - length, rows)
+    picked = np.stack([stream[s : s + length] for s in starts]).astype(np.int64)
+    return torch.from_numpy(picked).to(device, non_blocking=True)
+
+
+def evaluate(model: HybridModel, stream: np.ndarray, context: int, rows: int, device: torch.device) -> dict[str, Any]:
+    """Loss and per-step agreement over the first rows of the held-out stream.
+
+    Args:
+        model: The model.
+        stream: Held-out token ids.
+        context: Tokens per window.
+        rows: Windows at most.
+        device: Where to run.
+
+    Returns:
+        {"context", "tokens", "loss", "agreement"}.
+    """
+    n = min(rows, len(stream) // context)
+    windows = torch.from_numpy(stream[: n * context].astype(np.int64).reshape(n, context))
+    losses, hits = [], []
+    size = max(1, 16_384 // context)
+    for part in windows.split(size):
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            lm, hit = agreement(model, part.to(device), steps=STEPS_UNROLLED)
+        losses.append(float(lm) * len(part))
+        hits.append(hit.double().cpu() * len(part))
+    mean = (torch.stack(hits).sum(0) / n).tolist()
+    return {"context": context, "tokens": n * context, "loss": sum(losses) / n, "agreement": mean}
+
+
+def train_demo(
+    corpus: str | Path,
+    out: str | Path,
+    *,
+    recipe: DemoRecipe | None = None,
+    device: str = "cuda",
+    compile_blocks: bool = True,
+    commit: str = "",
+    command: str = "",
+) -> dict[str, Any]:
+    """Train the demo checkpoint and write it as a Hugging Face directory with its tokenizer.
+
+    Args:
+        corpus: Folder with train.bin, heldout.bin and tokenizer.json, as ``build_demo_corpus`` writes it.
+        out: Directory for the checkpoint.
+        recipe: Hyperparameters; None for the shipped ones.
+        device: "cuda", or "cpu" for a trial.
+        compile_blocks: Compile the layers.
+        commit: Git commit recorded in the report.
+        command: Command line recorded in the report.
+
+    Returns:
+        The report that is also written to ``training.json``.
+
+    Raises:
+        UserError: The corpus folder is incomplete.
+        CapabilityError: There is no GPU where one was asked for.
+    """
+    recipe = recipe or DemoRecipe()
+    src, dst = Path(corpus), Path(out)
+    for name in ("train.bin", "heldout.bin", "tokenizer.json"):
+        if not (src / name).exists():
+            raise UserError(f"{src} has no {name}; make the folder with `workbench train demo-corpus`")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise CapabilityError("training the demo model needs a GPU and torch sees none; --device cpu is for trials")
+    where = torch.device(device)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    train = np.fromfile(src / "train.bin", dtype=np.uint16)
+    held = np.fromfile(src / "heldout.bin", dtype=np.uint16)
+    vocab = json.loads((src / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
+    size = max(max(vocab.values()) + 1, int(train.max()) + 1)
+    model = HybridModel(recipe.config(-(-size // 64) * 64), exact=False)
+    initialise(model, recipe.seed)
+    model.to(where).train()
+    first: Any = first_step
+    later: Any = later_step
+    if compile_blocks:
+        for layer in model.layers:
+            assert isinstance(layer, Block)
+            layer.forward_train = torch.compile(layer.forward_train, dynamic=False)  # type: ignore[method-assign]
+        first, later = torch.compile(first_step, dynamic=False), torch.compile(later_step, dynamic=False)
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    plain = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    optimiser = torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95), fused=where.type == "cuda")
+    rng = np.random.default_rng(recipe.seed)
+    switch = int(recipe.steps * (1 - recipe.long_share))
+    began = time.perf_counter()
+    log: list[dict[str, Any]] = []
+    bar = tqdm(range(recipe.steps), desc="training", unit="step", mininterval=5)
+    for step in bar:
+        context = recipe.context if step < switch else recipe.long_context
+        stride = 1 if step < switch else 4
+        ramp = min(1.0, (step + 1) / recipe.warmup)
+        cosine = 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
+        for group in optimiser.param_groups:
+            group["lr"] = recipe.lr * ramp * (recipe.min_lr + (1 - recipe.min_lr) * cosine)
+        tokens = batches(train, recipe.tokens_per_step // context, context, rng, where)
+        with torch.autocast(where.type, torch.bfloat16, enabled=where.type == "cuda"):
+            lm, mtp = joint_loss(model, tokens, steps=STEPS_UNROLLED, stride=stride, first=first, later=later)
+        (lm + recipe.mtp_weight * mtp).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        if step % 50 == 0 or step + 1 == recipe.steps:
+            entry = {"step": step, "seconds": round(time.perf_counter() - began, 1), "lm": float(lm), "mtp": float(mtp)}
+            log.append(entry)
+            bar.set_postfix_str(f"lm {entry['lm']:.3f} mtp {entry['mtp']:.3f}")
+            print(json.dumps(entry), flush=True)
+    seconds = time.perf_counter() - began
+    model = model.eval().requires_grad_(False)
+    clean = HybridModel(model.config, exact=False).to(where)
+    clean.load_state_dict({k: v.to(torch.bfloat16).float() for k, v in model.state_dict().items()})
+    report = {
+        "recipe": asdict(recipe),
+        "parameters": sum(p.numel() for p in clean.parameters()),
+        "train_tokens": len(train),
+        "tokens_seen": recipe.steps * recipe.tokens_per_step,
+        "seconds": seconds,
+        "device": torch.cuda.get_device_name() if where.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "commit": commit,
+        "command": command,
+        "heldout": [evaluate(clean, held, c, 64 if c == 1024 else 16, where) for c in (1024, 4096)],
+        "log": log,
+    }
+    from workbench.model.weights.save import save_model
+
+    save_model(clean, dst, dtype=torch.bfloat16)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (src / name).exists():
+            shutil.copyfile(src / name, dst / name)
+    (dst / "training.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    return report

@@ -1,0 +1,158 @@
+"""Training losses of the target and of its MTP head, unrolled as the head is used when drafting.
+
+Legend: B sequences, S tokens, H hidden, P start slots, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, embedding, log_softmax
+
+from workbench.model.attention import attend_chain
+from workbench.model.hybrid import HybridModel
+from workbench.model.mtp import MTPHead
+from workbench.model.ops import Numerics, rms_norm
+from workbench.model.rotary import Rotary
+
+FAST = Numerics(exact=False)
+
+
+def soft_cross_entropy(logits: Tensor, target_logits: Tensor) -> Tensor:
+    """Mean cross entropy of a drafter's rows against the target's own distribution, which gets no gradient."""
+    return -(target_logits.detach().float().softmax(-1) * log_softmax(logits.float(), -1)).sum(-1).mean()
+
+
+def first_step(
+    mtp: MTPHead, emb_BSH: Tensor, carrier_BSH: Tensor, rotary: Rotary, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All pairs through the head causally: next carriers, and the keys and values of the true rows."""
+    x = mtp.join(emb_BSH, carrier_BSH, FAST)
+    h = rms_norm(x, 1.0 + mtp.input_norm.float(), mtp.eps)
+    q, k, v, gate = mtp.attention.project(h, rotary, cos, sin, FAST)
+    b, s = gate.shape[:2]
+    d = mtp.attention.d
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q.reshape(b, s, -1, d).transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
+    )
+    mixed = mtp.attention.finish(out.transpose(1, 2).reshape(b, s, -1), gate, FAST)
+    return mtp.after(x, mixed, FAST), k, v
+
+
+def later_step(
+    mtp: MTPHead,
+    emb_BPH: Tensor,
+    carrier_BPH: Tensor,
+    true_rows: tuple[Tensor, Tensor],
+    seen_PS: Tensor,
+    private: list[tuple[Tensor, Tensor]],
+    rotary: Rotary,
+    cos: Tensor,
+    sin: Tensor,
+) -> Tensor:
+    """One more chain step for every start: its own rows so far plus the true rows up to its start."""
+    x = mtp.join(emb_BPH, carrier_BPH, FAST)
+    h = rms_norm(x, 1.0 + mtp.input_norm.float(), mtp.eps)
+    q, k, v, gate = mtp.attention.project(h, rotary, cos, sin, FAST)
+    private.append((k, v))
+    mixed = mtp.attention.finish(attend_chain(q, *true_rows, seen_PS, private), gate, FAST)
+    return mtp.after(x, mixed, FAST)
+
+
+def unrolled(
+    model: HybridModel,
+    tokens_BS: Tensor,
+    normed_BSH: Tensor,
+    *,
+    steps: int,
+    stride: int = 1,
+    first: Callable[..., tuple[Tensor, Tensor, Tensor]] = first_step,
+    later: Callable[..., Tensor] = later_step,
+) -> list[tuple[Tensor, Tensor]]:
+    """Chain the MTP head from many starts with true tokens in and its own carriers recycled.
+
+    Args:
+        model: The target with its head.
+        tokens_BS: Token ids.
+        normed_BSH: The target's final-normed rows.
+        steps: Chain length.
+        stride: Every how many slots a chain of two or more steps starts.
+        first: Step over all pairs; replaceable by a compiled form.
+        later: Step of the chains; replaceable by a compiled form.
+
+    Returns:
+        Per step j, (carriers [B, P, H], token positions [P] whose target row the carrier is to match).
+    """
+    mtp = model.mtp
+    assert mtp is not None
+    s = tokens_BS.shape[1]
+    device = tokens_BS.device
+    emb = embedding(tokens_BS, model.embed)
+    cos, sin = model.rotary.table(s, device)
+    hidden, k, v = first(mtp, emb[:, 1:], normed_BSH[:, :-1], model.rotary, cos[: s - 1], sin[: s - 1])
+    out = [(hidden, torch.arange(1, s, device=device))]
+    slots = torch.arange(0, s - steps, stride, device=device)
+    seen = torch.arange(s - 1, device=device) <= slots[:, None]
+    carrier = hidden[:, slots]
+    private: list[tuple[Tensor, Tensor]] = []
+    for j in range(1, steps):
+        at = slots + j
+        carrier = later(mtp, emb[:, at + 1], carrier, (k, v), seen, private, model.rotary, cos[at], sin[at])
+        out.append((carrier, at + 1))
+    return out
+
+
+def joint_loss(
+    model: HybridModel,
+    tokens_BS: Tensor,
+    *,
+    steps: int,
+    stride: int,
+    first: Callable[..., tuple[Tensor, Tensor, Tensor]] = first_step,
+    later: Callable[..., Tensor] = later_step,
+) -> tuple[Tensor, Tensor]:
+    """Next-token loss of the target and mean soft loss of its MTP head over the unrolled steps.
+
+    Args:
+        model: The target with its head, in training.
+        tokens_BS: Token ids.
+        steps: Unrolled MTP steps.
+        stride: Every how many slots a longer chain starts.
+        first: See ``unrolled``.
+        later: See ``unrolled``.
+
+    Returns:
+        (language-model loss, MTP loss), both in nats per token.
+    """
+    normed = model.forward_train(tokens_BS)
+    logits = model.unembed(normed)
+    lm = cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), tokens_BS[:, 1:].reshape(-1))
+    parts = []
+    for carrier, rows in unrolled(model, tokens_BS, normed, steps=steps, stride=stride, first=first, later=later):
+        parts.append(soft_cross_entropy(model.unembed(carrier), logits[:, rows]))
+    return lm, torch.stack(parts).mean()
+
+
+@torch.no_grad()
+def agreement(model: HybridModel, tokens_BS: Tensor, *, steps: int) -> tuple[Tensor, Tensor]:
+    """Held-out loss and share of chain steps whose pick is the target's, with true tokens in.
+
+    Args:
+        model: The target with its head.
+        tokens_BS: Token ids.
+        steps: Chain length.
+
+    Returns:
+        (mean next-token loss in nats, agreement per step [steps]).
+    """
+    normed = model.forward_train(tokens_BS)
+    logits = model.unembed(normed)
+    lm = cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), tokens_BS[:, 1:].reshape(-1))
+    picks = logits.argmax(-1)
+    hits = [
+        (model.unembed(carrier).argmax(-1) == picks[:, rows]).float().mean()
+        for carrier, rows in unrolled(model, tokens_BS, normed, steps=steps)
+    ]
+    return lm, torch.stack(hits)
