@@ -12,11 +12,12 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
 
-# Tests run offline, one torch thread per worker. ARGS= passes more to pytest or to the command of a target.
+# Tests run offline, one torch thread per worker, and draw the same hypothesis examples every time
+# (ARGS='--hypothesis-profile default' explores). ARGS= passes more to pytest or to the command of a target.
 JOBS     ?= 2
 TIMEOUT  ?= 900
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
-PYTEST    = $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --timeout $(TIMEOUT)
+PYTEST    = $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --timeout $(TIMEOUT) --hypothesis-profile ci
 ARGS     ?=
 
 .PHONY: help venv demo lint format test test-full test-gpu bench lab notebooks clean

@@ -6,7 +6,7 @@ Legend: B sequences, T rows, H hidden, V vocabulary, R rotated dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -254,11 +254,12 @@ class HybridModel(nn.Module):
             picked = normed[:, list(logits)]  # type: ignore[arg-type]
         return Rows(x, normed, self.unembed(picked), tapped)
 
-    def forward_train(self, tokens_BT: Tensor) -> Tensor:
+    def forward_train(self, tokens_BT: Tensor, *, block: Callable[..., Tensor] | None = None) -> Tensor:
         """Final-normed rows [B, T, H] of whole sequences, by the chunked delta rule; differentiable.
 
         Args:
             tokens_BT: Token ids, int64.
+            block: Replacement for ``Block.forward_train``, such as a compiled form; None for itself.
 
         Returns:
             Rows that ``unembed`` turns into logits.
@@ -267,8 +268,7 @@ class HybridModel(nn.Module):
         x = torch.nn.functional.embedding(tokens_BT, self.embed)
         cos, sin = (table[: tokens_BT.shape[1]] for table in self.rotary.table(tokens_BT.shape[1], self.device))
         for layer in self.layers:
-            assert isinstance(layer, Block)
-            x = layer.forward_train(x, self.rotary, cos, sin, num)
+            x = (block or Block.forward_train)(layer, x, self.rotary, cos, sin, num)
         return rms_norm(x, self.final_scale, self.config.rms_norm_eps)
 
     def unembed(self, normed_BTH: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from tqdm.auto import tqdm
 
 from workbench.core.errors import CapabilityError, UserError
 from workbench.model.config import FULL, LINEAR, ModelConfig
-from workbench.model.hybrid import Block, HybridModel
-from workbench.train.losses import agreement, first_step, joint_loss, later_step
+from workbench.model.hybrid import HybridModel
+from workbench.train.losses import Steps, agreement, joint_loss
 
 STEPS_UNROLLED = 4
 
@@ -179,13 +179,10 @@ def train_demo(
     model = HybridModel(recipe.config(-(-size // 64) * 64), exact=False)
     initialise(model, recipe.seed)
     model.to(where).train()
-    first: Any = first_step
-    later: Any = later_step
+    calls = Steps()
     if compile_blocks:
-        for layer in model.layers:
-            assert isinstance(layer, Block)
-            layer.forward_train = torch.compile(layer.forward_train, dynamic=False)  # type: ignore[method-assign]
-        first, later = torch.compile(first_step, dynamic=False), torch.compile(later_step, dynamic=False)
+        block, first, later = (torch.compile(f, dynamic=False) for f in (calls.block, calls.first, calls.later))
+        calls = Steps(block, first, later)
     decayed = [p for p in model.parameters() if p.dim() > 1]
     plain = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
@@ -204,13 +201,13 @@ def train_demo(
             group["lr"] = recipe.lr * ramp * (recipe.min_lr + (1 - recipe.min_lr) * cosine)
         tokens = batches(train, recipe.tokens_per_step // context, context, rng, where)
         with torch.autocast(where.type, torch.bfloat16, enabled=where.type == "cuda"):
-            lm, mtp = joint_loss(model, tokens, steps=STEPS_UNROLLED, stride=stride, first=first, later=later)
+            lm, mtp = joint_loss(model, tokens, steps=STEPS_UNROLLED, stride=stride, calls=calls)
         (lm + recipe.mtp_weight * mtp).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         if step % 50 == 0 or step + 1 == recipe.steps:
-            entry = {"step": step, "seconds": round(time.perf_counter() - began, 1), "lm": float(lm), "mtp": float(mtp)}
+            entry = {"step": step, "seconds": round(time.perf_counter() - began, 1), "lm": lm.item(), "mtp": mtp.item()}
             log.append(entry)
             bar.set_postfix_str(f"lm {entry['lm']:.3f} mtp {entry['mtp']:.3f}")
             print(json.dumps(entry), flush=True)

@@ -45,7 +45,7 @@ def split_of(doc_id: str) -> str:
     return "heldout" if int.from_bytes(digest[:8], "big") < HELDOUT_SHARES[register] * 2**64 else "train"
 
 
-def encode_stream(documents: list[Document], tokenizer: Tokenizer) -> tuple[np.ndarray, list[dict]]:
+def encode_stream(documents: list[Document], *, tokenizer: Tokenizer) -> tuple[np.ndarray, list[dict]]:
     """Encode documents into one stream, each followed by the end-of-text token.
 
     Args:
@@ -171,7 +171,7 @@ def write_stream(stream: np.ndarray, path: Path) -> None:
     os.replace(temporary, path)
 
 
-def count_register(reading: Reading, lengths: dict[str, int]) -> dict:
+def count_register(reading: Reading, *, lengths: dict[str, int]) -> dict:
     """Count documents, bytes and tokens of one register, by split.
 
     Args:
@@ -221,7 +221,7 @@ def build_demo_corpus(
     sources, out = Path(sources), Path(out)
     if not sources.is_dir():
         raise UserError(f"The folder of sources {sources} does not exist; make it and fetch the packages into it.")
-    readings = {register: read_register(register, sources) for register in READERS}
+    readings = {register: read_register(register, sources=sources) for register in READERS}
     return write_corpus(readings, out, vocab_size=vocab_size, heldout_bytes=heldout_bytes, seed=seed)
 
 
@@ -235,8 +235,8 @@ def write_corpus(readings: dict[str, Reading], out: Path, *, vocab_size: int, he
     heldout = [d for d in shuffled if split_of(d.doc_id) == "heldout"]
     tokenizer = train_tokenizer((d.text for d in train), vocab_size=vocab_size)
     write_tokenizer(tokenizer, out)
-    train_stream, train_index = encode_stream(train, tokenizer)
-    heldout_stream, heldout_index = encode_stream(heldout, tokenizer)
+    train_stream, train_index = encode_stream(train, tokenizer=tokenizer)
+    heldout_stream, heldout_index = encode_stream(heldout, tokenizer=tokenizer)
     write_stream(train_stream, out / "train.bin")
     write_stream(heldout_stream, out / "heldout.bin")
     write_json(heldout_index, out / "heldout_index.json")
@@ -254,7 +254,7 @@ def write_corpus(readings: dict[str, Reading], out: Path, *, vocab_size: int, he
         "heldout_shares": HELDOUT_SHARES | {"novels": "Northanger Abbey"},
         "heldout_bytes": heldout_bytes,
         "tokens": {"train": int(train_stream.size), "heldout": int(heldout_stream.size)},
-        "registers": {name: count_register(reading, lengths) for name, reading in readings.items()},
+        "registers": {name: count_register(reading, lengths=lengths) for name, reading in readings.items()},
         "sample": sample,
         "overlap": {name: repeated_share(reading.documents) for name, reading in readings.items()},
         "sources": {file: digest for reading in readings.values() for file, digest in reading.files.items()},

