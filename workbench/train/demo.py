@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 from workbench.core.errors import CapabilityError, UserError
 from workbench.model.config import FULL, LINEAR, ModelConfig
 from workbench.model.hybrid import HybridModel
+from workbench.model.weights.save import save_model
 from workbench.train.losses import Steps, agreement, joint_loss
 
 STEPS_UNROLLED = 4
@@ -36,6 +37,8 @@ class DemoRecipe:
         tokens_per_step: Tokens of one batch.
         context: Tokens per sequence before the last stage.
         long_context: Tokens per sequence in the last stage.
+        mtp_steps: Further steps, at the end, that train the MTP head alone against the finished target.
+        mtp_lr: Peak learning rate of those steps.
         lr: Peak learning rate of AdamW.
         min_lr: Learning rate at the end, as a share of the peak.
         warmup: Steps of linear warm-up.
@@ -52,6 +55,8 @@ class DemoRecipe:
     tokens_per_step: int = 65_536
     context: int = 1024
     long_context: int = 4096
+    mtp_steps: int = 500
+    mtp_lr: float = 1e-3
     lr: float = 3e-3
     min_lr: float = 0.02
     warmup: int = 150
@@ -135,6 +140,12 @@ def evaluate(model: HybridModel, stream: np.ndarray, context: int, rows: int, de
     return {"context": context, "tokens": n * context, "loss": sum(losses) / n, "agreement": mean}
 
 
+def _note(stage: str, step: int, began: float, lm: float, mtp: float) -> dict[str, Any]:
+    entry = {"stage": stage, "step": step, "seconds": round(time.perf_counter() - began, 1), "lm": lm, "mtp": mtp}
+    print(json.dumps(entry), flush=True)
+    return entry
+
+
 def train_demo(
     corpus: str | Path,
     out: str | Path,
@@ -142,6 +153,7 @@ def train_demo(
     recipe: DemoRecipe | None = None,
     device: str = "cuda",
     compile_blocks: bool = True,
+    max_seconds: float | None = None,
     commit: str = "",
     command: str = "",
 ) -> dict[str, Any]:
@@ -153,6 +165,7 @@ def train_demo(
         recipe: Hyperparameters; None for the shipped ones.
         device: "cuda", or "cpu" for a trial.
         compile_blocks: Compile the layers.
+        max_seconds: Cut the joint steps, once their speed is known, to fit this time; the report holds the number.
         commit: Git commit recorded in the report.
         command: Command line recorded in the report.
 
@@ -188,38 +201,66 @@ def train_demo(
     groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95), fused=where.type == "cuda")
     rng = np.random.default_rng(recipe.seed)
-    switch = int(recipe.steps * (1 - recipe.long_share))
     began = time.perf_counter()
     log: list[dict[str, Any]] = []
-    bar = tqdm(range(recipe.steps), desc="training", unit="step", mininterval=5)
-    for step in bar:
+    steps, marks = recipe.steps, {}
+    bar = tqdm(total=steps + recipe.mtp_steps, desc="training", unit="step", mininterval=5)
+    step = 0
+    while step < steps:
+        switch = int(steps * (1 - recipe.long_share))
         context = recipe.context if step < switch else recipe.long_context
-        stride = 1 if step < switch else 4
         ramp = min(1.0, (step + 1) / recipe.warmup)
-        cosine = 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
+        cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
         for group in optimiser.param_groups:
             group["lr"] = recipe.lr * ramp * (recipe.min_lr + (1 - recipe.min_lr) * cosine)
         tokens = batches(train, recipe.tokens_per_step // context, context, rng, where)
         with torch.autocast(where.type, torch.bfloat16, enabled=where.type == "cuda"):
-            lm, mtp = joint_loss(model, tokens, steps=STEPS_UNROLLED, stride=stride, calls=calls)
+            lm, mtp = joint_loss(
+                model, tokens, steps=STEPS_UNROLLED, stride=1 if step < switch else 4, calls=calls
+            )
         (lm + recipe.mtp_weight * mtp).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-        if step % 50 == 0 or step + 1 == recipe.steps:
-            entry = {"step": step, "seconds": round(time.perf_counter() - began, 1), "lm": lm.item(), "mtp": mtp.item()}
-            log.append(entry)
-            bar.set_postfix_str(f"lm {entry['lm']:.3f} mtp {entry['mtp']:.3f}")
-            print(json.dumps(entry), flush=True)
+        if step % 50 == 0 or step < 4 or step + 1 == steps:
+            log.append(_note("joint", step, began, lm.item(), mtp.item()))
+        marks[step] = time.perf_counter()
+        if step + 1 in (int(steps * (1 - recipe.long_share)), steps):
+            save_model(model, dst, dtype=torch.bfloat16)
+        if step == 60 and max_seconds is not None:
+            per_step = (marks[60] - marks[30]) / 30 * (1 + recipe.long_share)
+            left = max_seconds - (marks[60] - began) - 60 - recipe.mtp_steps * per_step / 2
+            steps = min(steps, 61 + max(0, int(left / per_step)))
+            print(json.dumps({"seconds_per_step": per_step, "steps": steps}), flush=True)
+        step += 1
+        bar.update()
+    model.requires_grad_(False)
+    assert model.mtp is not None
+    model.mtp.requires_grad_(True)
+    head = torch.optim.AdamW(model.mtp.parameters(), lr=recipe.mtp_lr, betas=(0.9, 0.95), weight_decay=0.01)
+    for step in range(recipe.mtp_steps):
+        for group in head.param_groups:
+            cosine = 0.5 * (1 + math.cos(math.pi * step / recipe.mtp_steps))
+            group["lr"] = recipe.mtp_lr * min(1.0, (step + 1) / 25) * cosine
+        tokens = batches(train, recipe.tokens_per_step // recipe.context, recipe.context, rng, where)
+        with torch.autocast(where.type, torch.bfloat16, enabled=where.type == "cuda"):
+            lm, mtp = joint_loss(model, tokens, steps=STEPS_UNROLLED, stride=1, calls=calls)
+        mtp.backward()
+        head.step()
+        head.zero_grad(set_to_none=True)
+        if step % 50 == 0 or step + 1 == recipe.mtp_steps:
+            log.append(_note("head", step, began, lm.item(), mtp.item()))
+        bar.update()
+    bar.close()
     seconds = time.perf_counter() - began
     model = model.eval().requires_grad_(False)
     clean = HybridModel(model.config, exact=False).to(where)
     clean.load_state_dict({k: v.to(torch.bfloat16).float() for k, v in model.state_dict().items()})
     report = {
-        "recipe": asdict(recipe),
+        "recipe": asdict(replace(recipe, steps=steps)),
         "parameters": sum(p.numel() for p in clean.parameters()),
         "train_tokens": len(train),
-        "tokens_seen": recipe.steps * recipe.tokens_per_step,
+        "tokens_seen": (steps + recipe.mtp_steps) * recipe.tokens_per_step,
         "seconds": seconds,
         "device": torch.cuda.get_device_name() if where.type == "cuda" else "cpu",
         "torch": torch.__version__,
@@ -228,8 +269,6 @@ def train_demo(
         "heldout": [evaluate(clean, held, c, 64 if c == 1024 else 16, where) for c in (1024, 4096)],
         "log": log,
     }
-    from workbench.model.weights.save import save_model
-
     save_model(clean, dst, dtype=torch.bfloat16)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (src / name).exists():

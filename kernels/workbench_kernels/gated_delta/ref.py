@@ -119,10 +119,19 @@ def chunk(
     k_tail = (k * (last - cum).exp().unsqueeze(-1)).transpose(-1, -2)
     shrink = last.exp().unsqueeze(-1)
     state = q.new_zeros(b, h, dk, dv) if state_BHKV is None else state_BHKV
+    out, state = _carry(u, w, q_grown, scores, shrink, k_tail, state)
+    y = torch.stack(out, dim=1).permute(0, 1, 3, 2, 4).reshape(b, t + pad, h, dv)
+    return y[:, :t], state
+
+
+@torch.compiler.disable
+def _carry(
+    u: Tensor, w: Tensor, q_grown: Tensor, scores: Tensor, shrink: Tensor, k_tail: Tensor, state: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """Pass the state from chunk to chunk; kept out of compiled graphs, which would unroll it."""
     out = []
-    for i in range(n):
+    for i in range(u.shape[0]):
         fresh = u[i] - w[i] @ state
         out.append(q_grown[i] @ state + scores[i] @ fresh)
         state = state * shrink[i] + k_tail[i] @ fresh
-    y = torch.stack(out, dim=1).permute(0, 1, 3, 2, 4).reshape(b, t + pad, h, dv)
-    return y[:, :t], state
+    return out, state
