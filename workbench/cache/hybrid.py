@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ STRATEGIES = ("tape", "columns", "snapshot")
 
 @dataclass(eq=False)
 class Checkpoint:
-    """State before a verify: lengths, and a reference to each recurrent plane's window and state."""
+    """State before a verify: lengths, references to each window and state; for a snapshot, what was fed."""
 
     lengths: list[int]
     recurrent: list[tuple[Tensor, Tensor]]
@@ -56,6 +57,7 @@ class HybridCache:
         self.lengths = [0] * batch
         self.refeed = refeed
         self._open: Checkpoint | None = None
+        self._torn = False
 
     @property
     def recurrent(self) -> list[RecurrentPlane]:
@@ -67,19 +69,45 @@ class HybridCache:
         return self.capacity - self.lengths[b]
 
     def admit(self, tokens_BT: Tensor, counts: Sequence[int]) -> None:
-        """Refuse a forward that would pass the capacity; note its tokens when a transaction is open."""
-        for b, n in enumerate(counts):
-            if self.lengths[b] + n > self.capacity:
+        """Let a forward begin, or refuse it with nothing changed; a snapshot keeps its tokens.
+
+        Args:
+            tokens_BT: Token ids of the forward.
+            counts: Valid tokens per sequence.
+
+        Raises:
+            UserError: The tokens do not fit this cache, or a forward before them never came to its end.
+        """
+        if self._torn:
+            raise UserError(
+                "an earlier forward on this cache was interrupted, so its layers disagree: roll back the open "
+                "checkpoint, or start again from a new cache"
+            )
+        b, t = tokens_BT.shape
+        if b != self.batch or len(counts) != self.batch:
+            raise UserError(
+                f"tokens of {b} sequences and {len(counts)} counts were given to a cache of {self.batch}: give one "
+                "row of tokens and one count per sequence"
+            )
+        if t < 1 or any(not 0 <= n <= t for n in counts):
+            raise UserError(
+                f"counts={list(counts)!r} is not valid for {t} tokens per sequence: give 0 to {t} for each, and at "
+                "least one token"
+            )
+        for i, n in enumerate(counts):
+            if self.lengths[i] + n > self.capacity:
                 raise UserError(
-                    f"sequence {b} holds {self.lengths[b]} rows and {n} more were given, but its cache has room for "
+                    f"sequence {i} holds {self.lengths[i]} rows and {n} more were given, but its cache has room for "
                     f"{self.capacity}: make the cache larger or feed fewer tokens"
                 )
-        if self._open is not None:
-            self._open.fed.append((tokens_BT, list(counts)))
+        if self._open is not None and self.strategy == "snapshot":
+            self._open.fed.append((tokens_BT.clone(), list(counts)))
+        self._torn = True
 
     def advance(self, counts: Sequence[int]) -> None:
-        """Count the rows a forward has written."""
+        """Count the rows a forward has written, at its end."""
         self.lengths = [at + n for at, n in zip(self.lengths, counts, strict=True)]
+        self._torn = False
 
     def checkpoint(self) -> Checkpoint:
         """Open a transaction; exactly one may be open at a time.
@@ -92,6 +120,8 @@ class HybridCache:
         """
         if self._open is not None:
             raise UserError("a checkpoint of this cache is still open: commit it or roll it back first")
+        if self._torn:
+            raise UserError("an earlier forward on this cache was interrupted: start again from a new cache")
         planes = self.recurrent
         for plane in planes:
             plane.tape = []
@@ -99,15 +129,19 @@ class HybridCache:
         self._open = Checkpoint(list(self.lengths), [(plane.conv_BWC, plane.state_BHKV) for plane in planes])
         return self._open
 
-    def _close(self, ckpt: Checkpoint) -> None:
+    def _check_open(self, ckpt: Checkpoint) -> None:
         if ckpt is not self._open:
             raise UserError("this checkpoint is not the open one of this cache: take a new one with checkpoint()")
+
+    def _close(self, ckpt: Checkpoint) -> None:
+        self._check_open(ckpt)
         self._open = None
         ckpt.open = False
 
     def rollback(self, ckpt: Checkpoint) -> None:
-        """Leave every plane as it was at ``ckpt``."""
+        """Leave every plane as it was at ``ckpt``, also after a forward that was interrupted."""
         self._close(ckpt)
+        self._torn = False
         self.lengths = list(ckpt.lengths)
         for plane, (conv, state) in zip(self.recurrent, ckpt.recurrent, strict=True):
             plane.conv_BWC, plane.state_BHKV = conv, state
@@ -123,7 +157,10 @@ class HybridCache:
         Raises:
             UserError: ``keep`` is out of range, or the checkpoint is not the open one; nothing changes then.
         """
-        wanted = [keep] * self.batch if isinstance(keep, int) else [int(n) for n in keep]
+        self._check_open(ckpt)
+        if self._torn:
+            raise UserError("a forward since this checkpoint was interrupted: roll back instead of committing")
+        wanted = [int(keep)] * self.batch if isinstance(keep, int | Integral) else [int(n) for n in keep]
         fed = [now - was for now, was in zip(self.lengths, ckpt.lengths, strict=True)]
         if len(wanted) != self.batch or any(not 0 <= n <= f for n, f in zip(wanted, fed, strict=True)):
             raise UserError(f"keep={keep!r} is not valid: rows fed since the checkpoint are {fed}; keep 0 to that many")
@@ -161,7 +198,7 @@ class HybridCache:
 
     def fork(self) -> HybridCache:
         """An independent copy of a cache without an open transaction."""
-        if self._open is not None:
+        if self._open is not None or self._torn:
             raise UserError("a cache with an open checkpoint cannot be forked: commit it or roll it back first")
         twin = HybridCache(
             [plane.fork() for plane in self.planes],

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
 from workbench_kernels.gated_delta import scan_states
 
 
@@ -25,6 +26,7 @@ class DeltaInputs:
         beta_BTH: Write strengths.
         decay_BTH: Decays exp(g).
         states: State after each row; empty unless per-row states are kept.
+        counts: Valid rows per sequence; the rows past them are padding.
     """
 
     conv_BTC: Tensor
@@ -33,6 +35,12 @@ class DeltaInputs:
     beta_BTH: Tensor
     decay_BTH: Tensor
     states: Sequence[Tensor] = ()
+    counts: Sequence[int] = ()
+
+    @property
+    def ragged(self) -> bool:
+        """True when some rows are padding."""
+        return any(n != self.conv_BTC.shape[1] for n in self.counts)
 
 
 class RecurrentPlane:
@@ -70,21 +78,42 @@ class RecurrentPlane:
             keep: Rows to keep per sequence.
         """
         assert self.tape is not None
-        fed = torch.cat([conv_BWC, *(item.conv_BTC for item in self.tape)], dim=1)
+        conv, ragged = self._recorded("conv_BTC"), any(item.ragged for item in self.tape)
+        columns = [state for item in self.tape for state in item.states]
+        parts = () if self.keep_columns else ("k_BTHK", "v_BTHV", "beta_BTH", "decay_BTH")
+        inputs = [self._recorded(name) for name in parts]
         window = conv_BWC.shape[1]
-        self.conv_BWC = torch.stack([fed[b, n : n + window] for b, n in enumerate(keep)])
-        if self.keep_columns:
-            columns = [state for item in self.tape for state in item.states]
-            picked = [(columns[n - 1] if n else state_BHKV)[b] for b, n in enumerate(keep)]
-            self.state_BHKV = picked[0].unsqueeze(0) if len(picked) == 1 else torch.stack(picked)
-            return
-        parts = ("k_BTHK", "v_BTHV", "beta_BTH", "decay_BTH")
-        inputs = [torch.cat([getattr(item, name) for item in self.tape], dim=1) for name in parts]
-        picked = []
+        convs, states = [], []
         for b, n in enumerate(keep):
+            rows = self._valid_rows(b)[:n] if ragged else slice(n)
+            convs.append(torch.cat([conv_BWC[b], conv[b, rows]])[n : n + window])
             start = state_BHKV[b : b + 1]
-            picked.append(scan_states(*(x[b : b + 1, :n] for x in inputs), start)[-1] if n else start)
-        self.state_BHKV = torch.cat(picked)
+            if n == 0:
+                states.append(start)
+            elif self.keep_columns:
+                states.append(columns[rows[-1] if isinstance(rows, list) else n - 1][b : b + 1])
+            else:
+                k, v, beta, decay = (x[b : b + 1, rows] for x in inputs)
+                states.append(scan_states(k, v, beta, decay, start)[-1])
+        self.conv_BWC = torch.stack(convs)
+        self.state_BHKV = states[0] if len(states) == 1 else torch.cat(states)
+
+    def _recorded(self, name: str) -> Tensor:
+        """One recorded input over all forwards of the open verify."""
+        assert self.tape is not None
+        pieces = [getattr(item, name) for item in self.tape]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+    def _valid_rows(self, b: int) -> list[int]:
+        """Places of sequence ``b``'s rows among the recorded ones, padding left out."""
+        assert self.tape is not None
+        places: list[int] = []
+        at = 0
+        for item in self.tape:
+            t = item.conv_BTC.shape[1]
+            places += range(at, at + (item.counts[b] if item.counts else t))
+            at += t
+        return places
 
     def fork(self) -> RecurrentPlane:
         """An independent copy, without the tape."""

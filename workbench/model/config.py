@@ -11,6 +11,25 @@ from workbench.core.errors import CheckpointError
 LINEAR, FULL = "linear_attention", "full_attention"
 
 
+def token_ids(name: str, value: Any) -> tuple[int, ...]:
+    """Token ids of a config field that holds null, one id or a list of them.
+
+    Args:
+        name: The field, for the sentence.
+        value: Its value.
+
+    Returns:
+        The ids, in order.
+
+    Raises:
+        CheckpointError: The value is none of these.
+    """
+    listed = [] if value is None else value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in listed):
+        raise CheckpointError(f"{name}={value!r} is not valid: it must be a token id, a list of them, or null")
+    return tuple(listed)
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Shape and constants of the decoder and its MTP head.
@@ -134,6 +153,8 @@ class ModelConfig:
         Source: transformers ``Qwen3_5TextConfig`` field names and defaults.
         """
         text = raw.get("text_config", raw)
+        if not isinstance(text, Mapping):
+            raise CheckpointError(f"config text_config={text!r} is not valid: it must be a JSON object")
         kind = text.get("model_type", "")
         if kind not in ("qwen3_5_text", "qwen3_5"):
             raise CheckpointError(
@@ -149,44 +170,61 @@ class ModelConfig:
             raise CheckpointError(f"config.json lacks {', '.join(missing)}; every one of these is needed")
         if text.get("attention_bias"):
             raise CheckpointError("config attention_bias=true is not supported: Qwen3.5 projections have no bias")
-        layers = int(text["num_hidden_layers"])
-        kinds = text.get("layer_types")
-        if kinds is None:
-            every = int(text.get("full_attention_interval") or 4)
-            kinds = [FULL if (i + 1) % every == 0 else LINEAR for i in range(layers)]
-        if len(kinds) != layers:
-            raise CheckpointError(
-                f"config lists {len(kinds)} layer_types for {layers} layers; the two numbers must be equal"
-            )
-        rope = {"rope_theta": text.get("rope_theta", 10_000.0), "partial_rotary_factor": 0.25}
-        if "partial_rotary_factor" in text:
-            rope["partial_rotary_factor"] = text["partial_rotary_factor"]
-        rope.update(text.get("rope_parameters") or {})
+        if text.get("attn_output_gate", True) is not True:
+            raise CheckpointError("config attn_output_gate=false is not supported: Qwen3.5 attention is gated")
+        if text.get("hidden_act", "silu") != "silu":
+            raise CheckpointError(f"config hidden_act={text['hidden_act']!r} is not supported: 'silu' is")
+
+        def whole(name: str, default: int | None = None) -> int:
+            value = text.get(name, default)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise CheckpointError(f"config {name}={value!r} is not valid: it must be an integer")
+            return value
+
+        rope = text.get("rope_parameters") or {}
+        if not isinstance(rope, Mapping):
+            raise CheckpointError(f"config rope_parameters={rope!r} is not valid: it must be a JSON object")
         if rope.get("rope_type", "default") != "default":
             raise CheckpointError(f"config rope_type={rope['rope_type']!r} is not supported: 'default' is")
-        eos = text.get("eos_token_id", raw.get("eos_token_id"))
-        eos = () if eos is None else (int(eos),) if isinstance(eos, int) else tuple(int(e) for e in eos)
-        tied = text.get("tie_word_embeddings", raw.get("tie_word_embeddings", False))
+
+        def number(name: str, default: float, fields: Mapping[str, Any]) -> float:
+            value = fields.get(name, text.get(name, default))
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+                raise CheckpointError(f"config {name}={value!r} is not valid: it must be a positive number")
+            return float(value)
+
+        layers = whole("num_hidden_layers")
+        kinds = text.get("layer_types")
+        if kinds is None:
+            every = whole("full_attention_interval", 4)
+            if every < 1:
+                raise CheckpointError(f"config full_attention_interval={every} is not valid: it must be at least 1")
+            kinds = [FULL if (i + 1) % every == 0 else LINEAR for i in range(layers)]
+        if not isinstance(kinds, list | tuple) or len(kinds) != layers:
+            raise CheckpointError(
+                f"config layer_types={kinds!r} does not fit num_hidden_layers={layers}: a list of one kind per layer "
+                "is needed"
+            )
         return cls(
-            vocab_size=int(text["vocab_size"]),
-            hidden_size=int(text["hidden_size"]),
-            intermediate_size=int(text["intermediate_size"]),
+            vocab_size=whole("vocab_size"),
+            hidden_size=whole("hidden_size"),
+            intermediate_size=whole("intermediate_size"),
             layer_types=tuple(kinds),
-            num_attention_heads=int(text["num_attention_heads"]),
-            num_key_value_heads=int(text["num_key_value_heads"]),
-            head_dim=int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]),
-            linear_num_key_heads=int(text["linear_num_key_heads"]),
-            linear_num_value_heads=int(text["linear_num_value_heads"]),
-            linear_key_head_dim=int(text["linear_key_head_dim"]),
-            linear_value_head_dim=int(text["linear_value_head_dim"]),
-            linear_conv_kernel_dim=int(text.get("linear_conv_kernel_dim", 4)),
-            rms_norm_eps=float(text.get("rms_norm_eps", 1e-6)),
-            rope_theta=float(rope["rope_theta"]),
-            partial_rotary_factor=float(rope["partial_rotary_factor"]),
-            max_position_embeddings=int(text.get("max_position_embeddings", 32_768)),
-            tie_word_embeddings=bool(tied),
-            mtp_num_hidden_layers=int(text.get("mtp_num_hidden_layers", 0)),
-            eos_token_id=eos,
+            num_attention_heads=whole("num_attention_heads"),
+            num_key_value_heads=whole("num_key_value_heads"),
+            head_dim=whole("head_dim", 256),
+            linear_num_key_heads=whole("linear_num_key_heads"),
+            linear_num_value_heads=whole("linear_num_value_heads"),
+            linear_key_head_dim=whole("linear_key_head_dim"),
+            linear_value_head_dim=whole("linear_value_head_dim"),
+            linear_conv_kernel_dim=whole("linear_conv_kernel_dim", 4),
+            rms_norm_eps=number("rms_norm_eps", 1e-6, {}),
+            rope_theta=number("rope_theta", 10_000.0, rope),
+            partial_rotary_factor=number("partial_rotary_factor", 0.25, rope),
+            max_position_embeddings=whole("max_position_embeddings", 32_768),
+            tie_word_embeddings=bool(text.get("tie_word_embeddings", raw.get("tie_word_embeddings", False))),
+            mtp_num_hidden_layers=whole("mtp_num_hidden_layers", 0),
+            eos_token_id=token_ids("config eos_token_id", text.get("eos_token_id", raw.get("eos_token_id"))),
             extra=dict(raw),
         )
 

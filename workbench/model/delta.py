@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from workbench_kernels.gated_delta import chunk, scan
 
 from workbench.cache.recurrent import DeltaInputs, RecurrentPlane
 from workbench.model.config import ModelConfig
 from workbench.model.ops import Numerics, linear, mapped, rms_norm
+from workbench_kernels.gated_delta import chunk, scan
 
 SCAN_ROWS = 16  # in fast mode, up to this many rows run as a scan, more as chunks
 
@@ -87,7 +87,8 @@ class GatedDeltaNet(nn.Module):
         fed, q, k, v, beta, g, z = self.project(x_BTH, plane.conv_BWC, num)
         ragged = any(n != t for n in counts)
         window = self.taps - 1
-        if num.exact or t <= SCAN_ROWS:
+        columns = plane.keep_columns and plane.tape is not None
+        if num.exact or t <= SCAN_ROWS or columns:
             decay = mapped(torch.exp, g, num)
             o, states = scan(q, k, v, beta, decay, plane.state_BHKV)
             state = states[-1]
@@ -101,8 +102,8 @@ class GatedDeltaNet(nn.Module):
                 beta, g = beta * live.unsqueeze(-1), g * live.unsqueeze(-1)
             o, state = chunk(q, k, v, beta, g, plane.state_BHKV)
         conv = fed[:, t:] if not ragged else torch.stack([fed[i, n : n + window] for i, n in enumerate(counts)])
-        kept = states if plane.keep_columns else ()
-        plane.put(conv, state, DeltaInputs(fed[:, window:], k, v, beta, decay, kept))
+        kept = states if columns else ()
+        plane.put(conv, state, DeltaInputs(fed[:, window:], k, v, beta, decay, kept, tuple(counts)))
         return self.finish(o, z, x_BTH.dtype, num)
 
     def forward_train(self, x_BTH: Tensor, num: Numerics) -> Tensor:

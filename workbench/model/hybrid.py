@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from workbench.cache.hybrid import HybridCache
 from workbench.cache.kv import KVPlane
 from workbench.cache.recurrent import RecurrentPlane
-from workbench.core.errors import CapabilityError, NonFiniteError, UserError
+from workbench.core.errors import CapabilityError, NonFiniteError, UserError, check_choice, check_int
 from workbench.model.attention import GatedAttention
 from workbench.model.config import LINEAR, ModelConfig
 from workbench.model.delta import GatedDeltaNet
@@ -140,9 +140,8 @@ class HybridModel(nn.Module):
         """
         config = self.config
         limit = config.max_position_embeddings
-        room = limit if capacity is None else capacity
-        if not 1 <= room <= limit:
-            raise UserError(f"capacity={capacity!r} is not valid: this model takes 1 to {limit} rows")
+        room = limit if capacity is None else check_int("capacity", capacity, low=1, high=limit)
+        check_int("batch", batch, low=1)
         planes: list[KVPlane | RecurrentPlane] = []
         for kind in config.layer_types:
             if kind == LINEAR:
@@ -166,7 +165,8 @@ class HybridModel(nn.Module):
         """An empty cache for the MTP head's own K/V rows."""
         self._need_mtp()
         limit = self.config.max_position_embeddings
-        return HybridCache([self._kv_plane(batch)], batch=batch, capacity=limit if capacity is None else capacity)
+        room = limit if capacity is None else check_int("capacity", capacity, low=1, high=limit)
+        return HybridCache([self._kv_plane(check_int("batch", batch, low=1))], batch=batch, capacity=room)
 
     def _kv_plane(self, batch: int) -> KVPlane:
         return KVPlane(
@@ -198,6 +198,22 @@ class HybridModel(nn.Module):
             bad = low if low < 0 else high
             raise UserError(f"token id {bad} is out of range: this model's ids are 0 to {self.config.vocab_size - 1}")
 
+    def _embedded(self, tokens_BT: Tensor) -> Tensor:
+        try:
+            return torch.nn.functional.embedding(tokens_BT, self.embed)
+        except IndexError:
+            self.check_ids(tokens_BT)
+            raise
+
+    def _check_request(self, logits: str | Sequence[int], taps: Sequence[int], t: int) -> None:
+        if isinstance(logits, str):
+            check_choice("logits", logits, ("all", "last", "none"), hint="or give row indices")
+        elif any(not -t <= int(row) < t for row in logits):
+            raise UserError(f"logits={list(logits)!r} is not valid: this forward has rows 0 to {t - 1}")
+        if any(not 0 <= int(layer) < self.config.num_layers for layer in taps):
+            last = self.config.num_layers - 1
+            raise UserError(f"taps={list(taps)!r} is not valid: this model's layers are 0 to {last}")
+
     @torch.no_grad()
     def forward(
         self,
@@ -226,9 +242,10 @@ class HybridModel(nn.Module):
         b, t = tokens_BT.shape
         lengths = list(cache.lengths)
         n = [t] * b if counts is None else list(counts)
+        self._check_request(logits, taps, t)
+        x = self._embedded(tokens_BT)
         cache.admit(tokens_BT, n)
         num = self.numerics
-        x = torch.nn.functional.embedding(tokens_BT, self.embed)
         cos, sin = self._positions(lengths, t)
         tapped: dict[int, Tensor] = {}
         for i, (layer, plane) in enumerate(zip(self.layers, cache.planes, strict=True)):
@@ -279,6 +296,7 @@ class HybridModel(nn.Module):
 
     def carrier(self, rows: Rows, kind: str = "normed") -> Tensor:
         """The hidden rows a drafter is fed: "normed" (default) or "pre_norm"."""
+        check_choice("carrier", kind, ("normed", "pre_norm"))
         return rows.normed_BTH if kind == "normed" else rows.trunk_BTH
 
     @torch.no_grad()
@@ -303,11 +321,16 @@ class HybridModel(nn.Module):
         b, t = tokens_BT.shape
         lengths = list(cache.lengths)
         n = [t] * b if counts is None else list(counts)
+        embedding = self._embedded(tokens_BT)
+        if embedding.shape != carrier_BTH.shape:
+            raise UserError(
+                f"carriers of shape {tuple(carrier_BTH.shape)} were given for {b} × {t} tokens: one carrier of width "
+                f"{self.config.hidden_size} per token is needed"
+            )
         cache.admit(tokens_BT, n)
         cos, sin = self._positions(lengths, t)
         plane = cache.planes[0]
         assert isinstance(plane, KVPlane)
-        embedding = torch.nn.functional.embedding(tokens_BT, self.embed)
         out = mtp(embedding, carrier_BTH, plane, lengths, n, self.rotary, cos, sin, self.numerics)
         cache.advance(n)
         return out

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ class Tokenizer:
 
     def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any], fingerprint: str) -> None:
         self.backend, self.config, self.fingerprint = backend, config, fingerprint
+        self._marks = ("", "")
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -51,7 +52,10 @@ class Tokenizer:
         except Exception as error:
             raise CheckpointError(f"{file} is not a tokenizer ({error}); restore it from the checkpoint") from None
         beside = path / "tokenizer_config.json"
-        config = json.loads(beside.read_text("utf-8")) if beside.exists() else {}
+        try:
+            config = json.loads(beside.read_text("utf-8")) if beside.exists() else {}
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{beside} is not valid JSON ({error}); restore it from the checkpoint") from None
         template = path / "chat_template.jinja"
         if template.exists():
             config["chat_template"] = template.read_text("utf-8")
@@ -79,13 +83,16 @@ class Tokenizer:
         source = self.config.get("chat_template")
         if not isinstance(source, str):
             raise UserError("this checkpoint has no chat_template: give plain text, or add chat_template.jinja to it")
+        from jinja2 import TemplateSyntaxError
         from jinja2.ext import Extension
         from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        owner = self
 
         class Generation(Extension):
             """Lets templates mark assistant text with {% generation %}; the marks become sentinels."""
 
-            tags = {"generation"}  # noqa: RUF012
+            tags = {"generation"}
 
             def parse(self, parser: Any) -> Any:
                 from jinja2 import nodes
@@ -95,18 +102,26 @@ class Tokenizer:
                 return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
 
             def _mark(self, caller: Any) -> str:
-                return f"\ue000{caller()}\ue001"
+                opening, closing = owner._marks
+                return f"{opening}{caller()}{closing}"
 
-        env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation])
+        env = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+        )
 
         def refuse(message: str) -> None:
             raise UserError(f"the chat template refuses this conversation: {message}")
 
         env.globals["raise_exception"] = refuse
-        env.filters["tojson"] = lambda x, **kw: json.dumps(x, ensure_ascii=False, **kw)
-        return env.from_string(source)
+        env.filters["tojson"] = lambda x, **kw: json.dumps(x, **{"ensure_ascii": False, **kw})
+        try:
+            return env.from_string(source)
+        except TemplateSyntaxError as error:
+            raise UserError(f"the chat template of this checkpoint is not valid Jinja ({error}); restore it") from None
 
-    def render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = False) -> list[tuple[str, bool]]:
+    def render(
+        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = False
+    ) -> list[tuple[str, bool]]:
         """Render a conversation with the checkpoint's template.
 
         Args:
@@ -119,14 +134,26 @@ class Tokenizer:
         Raises:
             UserError: There is no template, or it refuses the conversation.
         """
+        from jinja2 import TemplateError
+
+        for i, message in enumerate(messages):
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                raise UserError(f"message {i} is {message!r}: each message must be a mapping with a role and a content")
         tokens = {
             name: self.config[name]["content"] if isinstance(self.config.get(name), dict) else self.config.get(name)
             for name in ("bos_token", "eos_token", "pad_token")
         }
-        text = self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **tokens)
+        template = self._template
+        written = self.config["chat_template"] + json.dumps(list(messages), ensure_ascii=False, default=str)
+        free = (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in written)  # private use area
+        self._marks = opening, closing = next(free), next(free)
+        try:
+            text = template.render(messages=messages, add_generation_prompt=add_generation_prompt, **tokens)
+        except (TemplateError, TypeError) as error:
+            raise UserError(f"the chat template fails on this conversation ({error}): check its messages") from None
         spans: list[tuple[str, bool]] = []
-        for i, piece in enumerate(text.split("\ue000")):
-            inside, _, outside = piece.partition("\ue001") if i else ("", "", piece)
+        for i, piece in enumerate(text.split(opening)):
+            inside, _, outside = piece.partition(closing) if i else ("", "", piece)
             spans += [(inside, True)] if inside else []
             spans += [(outside, False)] if outside else []
         return spans

@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 from workbench.core.errors import CapabilityError, UserError
 from workbench.model.config import FULL, LINEAR, ModelConfig
 from workbench.model.hybrid import HybridModel
+from workbench.model.weights.load import load_model
 from workbench.model.weights.save import save_model
 from workbench.train.losses import Steps, agreement, joint_loss
 
@@ -151,6 +152,7 @@ def train_demo(
     out: str | Path,
     *,
     recipe: DemoRecipe | None = None,
+    start_from: str | Path | None = None,
     device: str = "cuda",
     compile_blocks: bool = True,
     max_seconds: float | None = None,
@@ -163,6 +165,7 @@ def train_demo(
         corpus: Folder with train.bin, heldout.bin and tokenizer.json, as ``build_demo_corpus`` writes it.
         out: Directory for the checkpoint.
         recipe: Hyperparameters; None for the shipped ones.
+        start_from: Checkpoint to continue from, with a fresh optimiser; None to initialise.
         device: "cuda", or "cpu" for a trial.
         compile_blocks: Compile the layers.
         max_seconds: Cut the joint steps, once their speed is known, to fit this time; the report holds the number.
@@ -189,8 +192,11 @@ def train_demo(
     held = np.fromfile(src / "heldout.bin", dtype=np.uint16)
     vocab = json.loads((src / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
     size = max(max(vocab.values()) + 1, int(train.max()) + 1)
-    model = HybridModel(recipe.config(-(-size // 64) * 64), exact=False)
-    initialise(model, recipe.seed)
+    if start_from is None:
+        model = HybridModel(recipe.config(-(-size // 64) * 64), exact=False)
+        initialise(model, recipe.seed)
+    else:
+        model = load_model(start_from, exact=False).requires_grad_(True)
     model.to(where).train()
     calls = Steps()
     if compile_blocks:

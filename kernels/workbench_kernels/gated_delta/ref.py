@@ -14,7 +14,20 @@ import torch
 from torch import Tensor
 
 
-def scan_states(k_BTHK: Tensor, v_BTHV: Tensor, beta_BTH: Tensor, decay_BTH: Tensor, state_BHKV: Tensor) -> list[Tensor]:
+def state_rows(x_N1K: Tensor, s_NKV: Tensor) -> Tensor:
+    """x^T S of every head, [N, 1, V], in bits that depend on that head alone.
+
+    A single row times a matrix whose rows do not start on 64-byte boundaries takes another summation order with the
+    matrix's place in memory, so it changes with the head's place in the batch; four equal rows do not.
+    """
+    if s_NKV.shape[-1] % 16 == 0:
+        return torch.bmm(x_N1K, s_NKV)
+    return torch.bmm(x_N1K.expand(-1, 4, -1), s_NKV)[:, :1]
+
+
+def scan_states(
+    k_BTHK: Tensor, v_BTHV: Tensor, beta_BTH: Tensor, decay_BTH: Tensor, state_BHKV: Tensor
+) -> list[Tensor]:
     """Run the recurrence and return the state after every row, oldest first.
 
     Args:
@@ -35,7 +48,7 @@ def scan_states(k_BTHK: Tensor, v_BTHV: Tensor, beta_BTH: Tensor, decay_BTH: Ten
     for i in range(t):
         k_N1K = k_BTHK[:, i].reshape(b * h, 1, dk)
         s_NKV = s_NKV * decay_BTH[:, i].reshape(b * h, 1, 1)
-        d_N1V = v_BTHV[:, i].reshape(b * h, 1, dv) - torch.bmm(k_N1K, s_NKV)
+        d_N1V = v_BTHV[:, i].reshape(b * h, 1, dv) - state_rows(k_N1K, s_NKV)
         d_N1V = d_N1V * beta_BTH[:, i].reshape(b * h, 1, 1)
         s_NKV.addcmul_(k_N1K.transpose(1, 2), d_N1V)
         states.append(s_NKV.view(b, h, dk, dv))
@@ -61,7 +74,7 @@ def scan(
     b, _, h, dk = q_BTHK.shape
     states = scan_states(k_BTHK, v_BTHV, beta_BTH, decay_BTH, state_BHKV)
     out = [
-        torch.bmm(q_BTHK[:, i].reshape(b * h, 1, dk), s.view(b * h, dk, -1)).view(b, h, -1)
+        state_rows(q_BTHK[:, i].reshape(b * h, 1, dk), s.view(b * h, dk, -1)).view(b, h, -1)
         for i, s in enumerate(states)
     ]
     return torch.stack(out, dim=1), states

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from workbench.core.errors import CheckpointError, UserError
-from workbench.model.config import ModelConfig
+from workbench.model.config import ModelConfig, token_ids
 from workbench.model.hybrid import HybridModel
 from workbench.model.tokenizer import Tokenizer
 from workbench.model.weights.names import IGNORED, Part, canonical, parameter_table
@@ -68,7 +68,9 @@ def _device(device: str | torch.device | None) -> torch.device:
     try:
         where = torch.device("cpu" if device is None else device)
     except RuntimeError:
-        raise UserError(f"device={device!r} is not valid: use 'cpu' or 'cuda'") from None
+        where = torch.device("meta")
+    if where.type not in ("cpu", "cuda"):
+        raise UserError(f"device={device!r} is not valid: use 'cpu' or 'cuda'")
     if where.type == "cuda" and not torch.cuda.is_available():
         raise UserError("device='cuda' was asked for, but torch sees no GPU here: use 'cpu', or install a CUDA torch")
     return where
@@ -103,7 +105,9 @@ def _from_hub(source: str) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
-        raise CheckpointError(f"{path.parent} has no {path.name}; a checkpoint directory needs config.json")
+        raise CheckpointError(
+            f"{path.parent} has no {path.name}; a checkpoint directory needs it: restore it, or give another directory"
+        )
     try:
         data = json.loads(path.read_text("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -120,7 +124,7 @@ def _eos(path: Path, config: ModelConfig) -> tuple[int, ...]:
     eos = _read_json(file).get("eos_token_id")
     if eos is None:
         return config.eos_token_id
-    listed = (eos,) if isinstance(eos, int) else tuple(eos)
+    listed = token_ids("generation_config.json eos_token_id", eos)
     return tuple(dict.fromkeys((*listed, *config.eos_token_id)))
 
 
@@ -128,8 +132,10 @@ def _index(path: Path) -> dict[str, tuple[Path, str]]:
     """Canonical tensor name to (file, name in the file), over every safetensors file of the directory."""
     listing = path / "model.safetensors.index.json"
     if listing.exists():
-        names = sorted(set(_read_json(listing).get("weight_map", {}).values()))
-        files = [path / name for name in names]
+        table = _read_json(listing).get("weight_map")
+        if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
+            raise CheckpointError(f"{listing} has no weight_map of names to files; restore it from the checkpoint")
+        files = [path / name for name in sorted(set(table.values()))]
     else:
         files = sorted(path.glob("*.safetensors"))
     if not files:
@@ -141,7 +147,7 @@ def _index(path: Path) -> dict[str, tuple[Path, str]]:
         try:
             with safe_open(file, framework="pt") as handle:
                 names = list(handle.keys())
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file} is not a whole safetensors file ({error}); fetch it again") from None
         for name in names:
             if IGNORED.match(name):

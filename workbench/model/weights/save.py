@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 
+from workbench.core.errors import CheckpointError
 from workbench.model.weights.names import parameter_table
 
 if TYPE_CHECKING:
@@ -51,8 +52,17 @@ def save_model(model: HybridModel, path: Path, *, dtype: torch.dtype | None = No
 
     Returns:
         The directory.
+
+    Raises:
+        CheckpointError: The directory holds other weights, which a loader would read instead of these or beside them.
     """
     path.mkdir(parents=True, exist_ok=True)
+    others = {*path.glob("*.safetensors"), *path.glob("*.safetensors.index.json")} - {path / "model.safetensors"}
+    if others:
+        raise CheckpointError(
+            f"{path} holds other weights ({', '.join(sorted(file.name for file in others))}); save to an empty "
+            "directory, or remove them first"
+        )
     partial = path / "model.safetensors.partial"
     save_file(published_tensors(model, dtype), partial, metadata={"format": "pt"})
     os.replace(partial, path / "model.safetensors")

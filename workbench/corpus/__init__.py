@@ -1,0 +1,8 @@
+"""Corpora: documents from files, samples and datasets as tapes of token ids."""
+
+from workbench.corpus.build import corpus
+from workbench.corpus.fingerprint import corpus_fingerprint
+from workbench.corpus.save import save_tapes
+from workbench.corpus.splits import label_splits, of_split
+
+__all__ = ["corpus", "corpus_fingerprint", "label_splits", "of_split", "save_tapes"]

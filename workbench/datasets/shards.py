@@ -1,0 +1,292 @@
+"""A dataset directory in the making: Arrow IPC stream shards, a manifest, and what is still to do.
+
+A shard holds a fixed range of documents, is written to a temporary name while its hash is taken, synced and renamed;
+then the manifest is written. What is done is read from the directory, so that a killed run goes on where it stopped
+and ends with the bytes of an uninterrupted one. ``datasets.load_from_disk`` opens a finished directory as it is.
+This module knows nothing of models or of what the columns mean.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from workbench.core.errors import CheckpointError, UserError
+from workbench.core.manifest import Manifest, git_state, sha256_file, sync_directory, write_atomic, write_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    import datasets
+
+BATCH_ROWS = 256  # rows held before they are written as one record batch
+
+
+def plan_shards(rows: Sequence[int], shard_rows: int) -> list[tuple[int, int]]:
+    """Cut documents into shards of about ``shard_rows`` rows; a document is never cut.
+
+    Args:
+        rows: Rows of every document.
+        shard_rows: Rows after which a shard ends.
+
+    Returns:
+        Ranges [first, last) of documents.
+    """
+    plan, first, held = [], 0, 0
+    for i, n in enumerate(rows):
+        held += n
+        if held >= shard_rows:
+            plan.append((first, i + 1))
+            first, held = i + 1, 0
+    return plan + ([(first, len(rows))] if first < len(rows) else [])
+
+
+class ShardDirectory:
+    """One run over one directory; use it as a context manager.
+
+    Args:
+        out: The directory, made if needed.
+        manifest: Describes the run about to start.
+        plan: Document range [first, last) of every shard.
+        schema: Columns.
+        files: Small files beside the shards, by name.
+        resume: Go on with a directory that an equal run left; False refuses one that holds anything.
+
+    Raises:
+        UserError: The directory holds something else, another run's data, or is being written by another process.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        manifest: Manifest,
+        *,
+        plan: Sequence[tuple[int, int]],
+        schema: pa.Schema,
+        files: Mapping[str, bytes] | None = None,
+        resume: bool = True,
+    ) -> None:
+        self.out, self.manifest, self.plan, self.schema = out, manifest, list(plan), schema
+        self._files, self._resume = dict(files or {}), resume
+        self._made: list[Path] = []
+        self._lock = -1
+
+    def __enter__(self) -> ShardDirectory:
+        if self.out.exists() and not self.out.is_dir():
+            raise UserError(f"out={str(self.out)!r} is a file: give a directory")
+        try:
+            for path in [*reversed(self.out.parents), self.out]:
+                if not path.exists():
+                    path.mkdir()
+                    self._made.append(path)
+            self._lock = os.open(self.out, os.O_RDONLY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._claim()
+        except BaseException as error:
+            self._leave()
+            if isinstance(error, BlockingIOError):
+                raise UserError(
+                    f"{self.out} is being written by another process: wait, or choose another out"
+                ) from None
+            if isinstance(error, OSError):
+                raise UserError(
+                    f"out={str(self.out)!r} cannot be written to ({error}): choose another directory"
+                ) from None
+            raise
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            for temporary in self.out.glob("*.tmp"):
+                temporary.unlink()
+            if not self.manifest.shards:
+                for name in [*self._files, "manifest.json"]:
+                    (self.out / name).unlink(missing_ok=True)
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+        for path in reversed(self._made):
+            if not any(path.iterdir()):
+                path.rmdir()
+
+    def _claim(self) -> None:
+        held = [path for path in self.out.iterdir() if not path.name.endswith(".tmp")]
+        if held and not self._resume:
+            raise UserError(f"{self.out} is not empty and resume=False was given: choose another out, or delete it")
+        if held and not (self.out / "manifest.json").exists():
+            raise UserError(
+                f"{self.out} holds {held[0].name} and no manifest.json, so the workbench did not write it: choose "
+                "another out"
+            )
+        if held:
+            before = Manifest.read(self.out)
+            if differences := before.differences(self.manifest):
+                raise UserError(
+                    f"{self.out} belongs to another run: {'; '.join(differences)}. Repeat that run's settings to go on "
+                    "with it, choose another out, or delete it"
+                )
+            before.shards = [shard for shard in before.shards if (self.out / shard["file"]).exists()]
+            verify(self.out, before)
+            self.manifest = before
+        for temporary in self.out.glob("*.tmp"):
+            temporary.unlink()
+        if self.manifest.complete and not self.pending:
+            return
+        self.manifest.complete = False
+        state = git_state()
+        if state is not None and state not in self.manifest.git:
+            self.manifest.git.append(state)
+        for name, data in self._files.items():
+            write_atomic(self.out / name, data)
+            self.manifest.files[name] = hashlib.sha256(data).hexdigest()
+        self.manifest.write(self.out)
+
+    def name(self, index: int) -> str:
+        """File name of a shard."""
+        return f"data-{index:05d}-of-{len(self.plan):05d}.arrow"
+
+    @property
+    def pending(self) -> list[int]:
+        """Shards that are still to be written."""
+        done = {shard["file"] for shard in self.manifest.shards}
+        return [i for i in range(len(self.plan)) if self.name(i) not in done]
+
+    def write(self, index: int, batches: Iterable[pa.RecordBatch]) -> None:
+        """Write one shard, holding at most a record batch of it in memory.
+
+        Args:
+            index: Which shard of the plan.
+            batches: Its rows, in order; small batches are joined.
+        """
+        import pyarrow as pa
+
+        final = self.out / self.name(index)
+        temporary = final.with_name(final.name + ".tmp")
+        with open(temporary, "wb") as handle:
+            sink = _Hashing(handle)
+            rows, held = 0, []
+            with pa.ipc.new_stream(sink, self.schema) as stream:
+                for batch in batches:
+                    held.append(batch)
+                    rows += batch.num_rows
+                    if sum(b.num_rows for b in held) >= BATCH_ROWS:
+                        stream.write_batch(pa.concat_batches(held))
+                        held = []
+                if held:
+                    stream.write_batch(pa.concat_batches(held))
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, final)
+        sync_directory(self.out)
+        entry = {"file": final.name, "sha256": sink.digest.hexdigest(), "bytes": sink.size, "rows": rows}
+        self.manifest.shards.append(entry | {"documents": list(self.plan[index])})
+        self.manifest.shards.sort(key=lambda shard: shard["file"])
+        self.manifest.write(self.out)
+
+    def finish(self, counts: Mapping[str, int]) -> None:
+        """Write what ``datasets.load_from_disk`` reads, and mark the directory complete.
+
+        Args:
+            counts: Totals for the manifest.
+        """
+        import datasets
+
+        assert not self.pending, "finish comes after the last shard"
+        manifest = self.manifest
+        if manifest.complete:
+            return
+        hashes = "".join(shard["sha256"] for shard in manifest.shards)
+        features = datasets.Features.from_arrow_schema(self.schema).to_dict()
+        info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
+        state: dict[str, Any] = {
+            "_data_files": [{"filename": shard["file"]} for shard in manifest.shards],
+            "_fingerprint": hashlib.sha256(hashes.encode()).hexdigest()[:16],
+            "_format_columns": None,
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": None,
+        }
+        for name, value in (("dataset_info.json", info), ("state.json", state)):
+            manifest.files[name] = sha256_file(write_json(self.out / name, value))
+        manifest.counts, manifest.complete = dict(counts), True
+        manifest.write(self.out)
+
+
+class _Hashing:
+    """A file that takes the hash and the size of what is written to it."""
+
+    def __init__(self, handle: BinaryIO) -> None:
+        self.handle, self.digest, self.size = handle, hashlib.sha256(), 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self.digest.update(view)
+        self.size += view.nbytes
+        return self.handle.write(view)
+
+    def flush(self) -> None:
+        self.handle.flush()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def verify(path: Path, manifest: Manifest) -> None:
+    """Check every listed file of a dataset directory against its hash.
+
+    Args:
+        path: The directory.
+        manifest: Its manifest.
+
+    Raises:
+        CheckpointError: A file is missing or its bytes are not those that were written.
+    """
+    listed = {shard["file"]: shard["sha256"] for shard in manifest.shards} | manifest.files
+    for name, expected in listed.items():
+        file = path / name
+        if not file.is_file():
+            raise CheckpointError(
+                f"{path} lacks {name}, which its manifest lists: restore it, or run again into the directory"
+            )
+        if sha256_file(file) != expected:
+            raise CheckpointError(
+                f"{file} does not match the hash in its manifest, so it was damaged or changed after it was written: "
+                "restore it, or delete the file and run again into the directory"
+            )
+
+
+def load_shards(path: str | Path, *, kind: str, check_hashes: bool = True) -> datasets.Dataset:
+    """Open a finished dataset directory, memory-mapped.
+
+    Args:
+        path: The directory.
+        kind: What it must hold, such as "anchors".
+        check_hashes: Read every file and compare its hash with the manifest; default True.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        CheckpointError: It is no such dataset, is incomplete, or its bytes are not those that were written.
+    """
+    path = Path(path)
+    manifest = Manifest.read(path)
+    if manifest.kind != kind:
+        raise CheckpointError(f"{path} holds {manifest.kind!r}; {kind!r} is needed here: give another directory")
+    if not manifest.complete:
+        raise CheckpointError(
+            f"{path} is incomplete ({len(manifest.shards)} shards are done): run again into it to go on, or delete it"
+        )
+    if check_hashes:
+        verify(path, manifest)
+    import datasets
+
+    return datasets.load_from_disk(str(path))

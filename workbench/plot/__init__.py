@@ -1,0 +1,7 @@
+"""Figures drawn from frames: every function takes a frame and ``ax=None`` and returns the axes it drew on."""
+
+from workbench.plot.acceptance import acceptance_by_position, accepted_histogram, depth
+from workbench.plot.likelihood import nll, nll_by_position
+from workbench.plot.phases import phase_anatomy
+
+__all__ = ["acceptance_by_position", "accepted_histogram", "depth", "nll", "nll_by_position", "phase_anatomy"]

@@ -1,0 +1,116 @@
+"""Phase anatomy: where a round, a draft step and a whole generation spend their time.
+
+Drawn from a phases frame (``core.frames.phases_frame``): group, part, ms, count, synchronised.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workbench.core.frames import GROUPS, phase_schema, require
+from workbench.plot import style
+
+if TYPE_CHECKING:
+    import polars as pl
+    from matplotlib.axes import Axes
+
+UNITS = {"round": "round", "draft step": "step", "setup": "generation"}
+NAMES = {"round": "one round", "draft step": "one draft step", "setup": "whole generation"}
+LETTER = 0.62 * style.SMALL  # width of a letter, points, with some air
+
+
+def phase_anatomy(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Stacked horizontal bars of shares of time: round phases, draft-step anatomy and the setup split.
+
+    The groups differ by orders of magnitude, so each bar is 100 % of its own group; parts carry milliseconds.
+    Groups measured with the device synchronised are hatched and marked: their total is no throughput number.
+
+    Args:
+        frame: A phases frame, ms being the mean per round, per draft step or per generation.
+        ax: Axes to draw on; None for a new figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        UserError: A column is missing.
+    """
+    import polars as pl
+
+    require(frame, tuple(phase_schema()), "a phases frame")
+    known = [*GROUPS, *sorted({*frame["group"].unique()} - {*GROUPS})]
+    rows = [(name, part) for name in known if len(part := frame.filter(pl.col("group") == name))]
+    ax = style.axes(ax, width=8.4, height=0.9 + 1.05 * max(len(rows), 1))
+    if not rows:
+        return style.empty(ax, "phases")
+    for y, (name, part) in enumerate(rows):
+        _bar(ax, y, name, part)
+    ax.set_yticks(range(len(rows)), [_name(name, part) for name, part in rows])
+    ax.set_ylim(len(rows) - 0.35, -0.5)
+    ax.set_xlim(0, 100)
+    ax.grid(False)
+    style.titles(ax, "Where the time goes", x="share of the group's time (%)")
+    n = "; ".join(
+        f"{NAMES.get(name, name)}: mean of {style.counted(int(part['count'][0]), UNITS.get(name, 'sample'))}"
+        for name, part in rows
+    )
+    marked = any(part["synchronised"].any() for _, part in rows)
+    style.caption(ax, f"n: {n}" + ("; hatched: device synchronised, no throughput number" if marked else ""))
+    return ax
+
+
+def _bar(ax: Axes, y: int, name: str, part: pl.DataFrame) -> None:
+    """One stacked bar with its labels: inside where they fit, else below with a leader."""
+    total = float(part["ms"].sum())
+    left, narrow = 0.0, []
+    percent = 100 / (0.82 * style.size(ax)[0])  # of the bar, per point; the layout will still narrow the axes a little
+    for i, (label, ms, marked) in enumerate(part.select("part", "ms", "synchronised").iter_rows()):
+        share = 100 * ms / total if total > 0 else 0.0
+        ax.barh(
+            y,
+            share,
+            left=left,
+            height=0.46,
+            color=style.colour(i),
+            edgecolor="white",
+            linewidth=0.8,
+            hatch="///" if marked else None,
+        )
+        centre, lines = left + share / 2, (label, _ms(ms))
+        left += share
+        if share >= percent * LETTER * max(map(len, lines)):
+            text = ax.text(centre, y, "\n".join(lines), ha="center", va="center", fontsize=style.SMALL)
+            # A pale box keeps the label legible on every colour and over the hatching.
+            text.set_bbox({"facecolor": "white", "alpha": 0.82, "edgecolor": "none", "pad": 1.2})
+        elif ms > 0:
+            narrow.append((centre, " ".join(lines), style.colour(i)))
+    _below(ax, y, narrow, percent)
+    ax.text(101, y, f"{_ms(total)}\nper {UNITS.get(name, 'sample')}", va="center", fontsize=style.BODY, color=style.INK)
+
+
+def _below(ax: Axes, y: int, labels: list[tuple[float, str, str]], percent: float) -> None:
+    """Labels of narrow parts under their bar, on one level, or in turn on two where one is too short."""
+    wide = [percent * LETTER * len(text) for _, text, _ in labels]
+    levels = 2 if sum(wide) > 100 else 1
+    for level in range(levels):
+        mine = labels[level::levels]
+        places = style.spread([at for at, _, _ in mine], wide[level::levels], low=0.0, high=100.0)
+        for x, (at, text, ink) in zip(places, mine):
+            under = y + 0.40 + 0.15 * level
+            ax.plot([at, x], [y + 0.23, under - 0.07], color=ink, linewidth=0.8, zorder=1, clip_on=False)
+            label = ax.text(x, under, text, ha="center", va="center", fontsize=style.SMALL, color=style.INK, zorder=3)
+            label.set_bbox({"facecolor": "white", "alpha": 0.82, "edgecolor": "none", "pad": 0.6})
+
+
+def _name(name: str, part: pl.DataFrame) -> str:
+    """The bar's name, marked when the device was synchronised."""
+    return NAMES.get(name, name) + ("\n(synchronised)" if part["synchronised"].any() else "")
+
+
+def _ms(value: float) -> str:
+    """Milliseconds to three significant figures, seconds from ten of them on, microseconds below a tenth."""
+    if value >= 1e4:
+        return f"{value / 1e3:,.3g} s" if value < 1e6 else f"{value / 1e3:,.0f} s"
+    if 0 < value < 0.1:
+        return f"{1e3 * value:.3g} µs"
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
