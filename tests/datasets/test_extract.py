@@ -174,15 +174,16 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(model, tmp_path, monk
     assert contents(out) == whole, "a finished run is opened, not repeated"
 
 
-def test_a_lost_shard_is_made_again(model, tmp_path):
+def test_a_lost_file_is_made_again(model, tmp_path):
     options = dict(shard_rows=8, **SMALL)
     extract(model, documents(), out=tmp_path / "x", **options)
     before = contents(tmp_path / "x")
-    (tmp_path / "x" / "data-00001-of-00003.arrow").unlink()
-    with pytest.raises(CheckpointError, match="lacks data-00001"):
-        load_anchors(tmp_path / "x")
-    extract(model, documents(), out=tmp_path / "x", **options)
-    assert contents(tmp_path / "x") == before
+    for name in ("data-00001-of-00003.arrow", "norm.safetensors", "state.json"):
+        (tmp_path / "x" / name).unlink()
+        with pytest.raises(CheckpointError, match=f"lacks {name}"):
+            load_anchors(tmp_path / "x")
+        extract(model, documents(), out=tmp_path / "x", **options)
+        assert contents(tmp_path / "x") == before
 
 
 @pytest.mark.parametrize("name", ["data-00001-of-00003.arrow", "norm.safetensors", "state.json"])
@@ -330,7 +331,10 @@ def test_a_directory_of_something_else_is_refused(model, tmp_path):
         extract(model, documents(1), out=tmp_path / "notes.txt", **SMALL)
     with pytest.raises(UserError, match="cannot be written to"):
         extract(model, documents(1), out=tmp_path / "notes.txt" / "x", **SMALL)
-    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+    (tmp_path / "notes.txt").rename(tmp_path / "notes.tmp")
+    with pytest.raises(UserError, match=r"holds notes\.tmp and no manifest"):
+        extract(model, documents(1), out=tmp_path, **SMALL)
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.tmp"]
     with pytest.raises(CheckpointError, match="no manifest"):
         load_anchors(tmp_path)
 

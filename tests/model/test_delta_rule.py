@@ -136,6 +136,9 @@ def test_states_are_tensors_of_their_own_and_the_input_stays():
     for s in states[1:]:
         s.zero_()
     assert torch.equal(states[0], kept[0])
+    out, last = scan(*x[:4], x.g.exp(), x.state, every=False)
+    assert len(last) == 1 and same_bits(last[0], kept[-1])
+    assert same_bits(out, scan(*x[:4], x.g.exp(), x.state)[0])
     again = scan_states(x.k, x.v, x.beta, x.g.exp(), x.state)
     assert all(same_bits(a, b) for a, b in zip(again, kept))
 

@@ -76,13 +76,9 @@ class HybridCache:
             counts: Valid tokens per sequence.
 
         Raises:
-            UserError: The tokens do not fit this cache, or a forward before them never came to its end.
+            UserError: The tokens do not fit this cache, or an earlier forward on it never came to its end.
         """
-        if self._torn:
-            raise UserError(
-                "an earlier forward on this cache was interrupted, so its layers disagree: roll back the open "
-                "checkpoint, or start again from a new cache"
-            )
+        self._check_whole("roll back the open checkpoint, or start again from a new cache")
         b, t = tokens_BT.shape
         if b != self.batch or len(counts) != self.batch:
             raise UserError(
@@ -120,14 +116,17 @@ class HybridCache:
         """
         if self._open is not None:
             raise UserError("a checkpoint of this cache is still open: commit it or roll it back first")
-        if self._torn:
-            raise UserError("an earlier forward on this cache was interrupted: start again from a new cache")
+        self._check_whole("start again from a new cache")
         planes = self.recurrent
         for plane in planes:
             plane.tape = []
             plane.keep_columns = self.strategy == "columns"
         self._open = Checkpoint(list(self.lengths), [(plane.conv_BWC, plane.state_BHKV) for plane in planes])
         return self._open
+
+    def _check_whole(self, remedy: str) -> None:
+        if self._torn:
+            raise UserError(f"a forward on this cache was interrupted, so its layers disagree: {remedy}")
 
     def _check_open(self, ckpt: Checkpoint) -> None:
         if ckpt is not self._open:
@@ -158,8 +157,7 @@ class HybridCache:
             UserError: ``keep`` is out of range, or the checkpoint is not the open one; nothing changes then.
         """
         self._check_open(ckpt)
-        if self._torn:
-            raise UserError("a forward since this checkpoint was interrupted: roll back instead of committing")
+        self._check_whole("roll back instead of committing")
         wanted = [int(keep)] * self.batch if isinstance(keep, int | Integral) else [int(n) for n in keep]
         fed = [now - was for now, was in zip(self.lengths, ckpt.lengths, strict=True)]
         if len(wanted) != self.batch or any(not 0 <= n <= f for n, f in zip(wanted, fed, strict=True)):
@@ -198,8 +196,9 @@ class HybridCache:
 
     def fork(self) -> HybridCache:
         """An independent copy of a cache without an open transaction."""
-        if self._open is not None or self._torn:
+        if self._open is not None:
             raise UserError("a cache with an open checkpoint cannot be forked: commit it or roll it back first")
+        self._check_whole("start again from a new cache")
         twin = HybridCache(
             [plane.fork() for plane in self.planes],
             batch=self.batch,

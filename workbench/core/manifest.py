@@ -61,7 +61,9 @@ class Manifest:
 
     def to_dict(self) -> dict[str, Any]:
         """The manifest as a JSON-ready mapping."""
-        return {"format": FORMAT, **json.loads(json.dumps(asdict(self), allow_nan=False))}
+        data = json.loads(json.dumps(asdict(self), allow_nan=False))
+        data["files"] = dict(sorted(data["files"].items()))  # in whichever order they were written
+        return {"format": FORMAT, **data}
 
     def write(self, directory: Path) -> Path:
         """Write ``manifest.json`` into a directory, whole or not at all.

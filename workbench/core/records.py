@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-CHAIN_STOPS = ("k", "p_min", "policy", "none")
+CHAIN_STOPS = ("k", "p_min", "policy", "proposer", "none")
 ROUND_STOPS = ("", "stop", "budget", "context", "forced")
 
 
@@ -53,7 +53,8 @@ class RoundRecord:
         accepted: Length of the accepted prefix.
         emitted: Tokens committed to the output by this round.
         bonus: The target's own token after the accepted prefix; None when a cut left it out.
-        chain_stop: Why the chain ended: "k", "p_min", "policy" or "none" (nothing was asked of the proposer).
+        chain_stop: Why the chain ended: "k", "p_min", "policy", "proposer" (it had no more to offer) or "none"
+            (nothing was asked of it).
         round_stop: "" for a whole round, else what cut it: "stop", "budget", "context" or "forced".
         phases: Seconds per phase.
     """

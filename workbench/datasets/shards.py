@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     import datasets
 
+_SHARD = re.compile(r"data-\d{5,}-of-\d{5,}\.arrow")
 BATCH_ROWS = 256  # rows held before they are written as one record batch
 
 
@@ -101,8 +103,7 @@ class ShardDirectory:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is not None:
-            for temporary in self.out.glob("*.tmp"):
-                temporary.unlink()
+            self._sweep()
             if not self.manifest.shards:
                 for name in [*self._files, "manifest.json"]:
                     (self.out / name).unlink(missing_ok=True)
@@ -115,8 +116,18 @@ class ShardDirectory:
             if not any(path.iterdir()):
                 path.rmdir()
 
+    def _temporary(self, path: Path) -> bool:
+        """True for the temporary name of a file that runs of this kind write."""
+        final, dot, end = path.name.rpartition(".")
+        ours = final in {"manifest.json", "state.json", "dataset_info.json", *self._files} or _SHARD.fullmatch(final)
+        return dot + end == ".tmp" and bool(ours)
+
+    def _sweep(self) -> None:
+        for path in filter(self._temporary, list(self.out.iterdir())):
+            path.unlink()
+
     def _claim(self) -> None:
-        held = [path for path in self.out.iterdir() if not path.name.endswith(".tmp")]
+        held = [path for path in self.out.iterdir() if not self._temporary(path)]
         if held and not self._resume:
             raise UserError(f"{self.out} is not empty and resume=False was given: choose another out, or delete it")
         if held and not (self.out / "manifest.json").exists():
@@ -131,21 +142,22 @@ class ShardDirectory:
                     f"{self.out} belongs to another run: {'; '.join(differences)}. Repeat that run's settings to go on "
                     "with it, choose another out, or delete it"
                 )
-            before.shards = [shard for shard in before.shards if (self.out / shard["file"]).exists()]
+            here = {path.name for path in held}
+            before.complete &= here.issuperset([*before.files, *(shard["file"] for shard in before.shards)])
+            before.shards = [shard for shard in before.shards if shard["file"] in here]
+            before.files = {name: digest for name, digest in before.files.items() if name in here}
             verify(self.out, before)
             self.manifest = before
-        for temporary in self.out.glob("*.tmp"):
-            temporary.unlink()
-        if self.manifest.complete and not self.pending:
+        self._sweep()
+        if self.manifest.complete:
             return
-        self.manifest.complete = False
         state = git_state()
         if state is not None and state not in self.manifest.git:
             self.manifest.git.append(state)
+        self.manifest.files |= {name: hashlib.sha256(data).hexdigest() for name, data in self._files.items()}
+        self.manifest.write(self.out)  # first of all files, so that a directory of ours is always known as one
         for name, data in self._files.items():
             write_atomic(self.out / name, data)
-            self.manifest.files[name] = hashlib.sha256(data).hexdigest()
-        self.manifest.write(self.out)
 
     def name(self, index: int) -> str:
         """File name of a shard."""

@@ -90,7 +90,7 @@ class GatedDeltaNet(nn.Module):
         columns = plane.keep_columns and plane.tape is not None
         if num.exact or t <= SCAN_ROWS or columns:
             decay = mapped(torch.exp, g, num)
-            o, states = scan(q, k, v, beta, decay, plane.state_BHKV)
+            o, states = scan(q, k, v, beta, decay, plane.state_BHKV, every=ragged or columns)
             state = states[-1]
             if ragged:
                 before = [plane.state_BHKV, *states]
@@ -101,7 +101,10 @@ class GatedDeltaNet(nn.Module):
                 live = torch.arange(t, device=g.device) < torch.tensor(list(counts), device=g.device)[:, None]
                 beta, g = beta * live.unsqueeze(-1), g * live.unsqueeze(-1)
             o, state = chunk(q, k, v, beta, g, plane.state_BHKV)
-        conv = fed[:, t:] if not ragged else torch.stack([fed[i, n : n + window] for i, n in enumerate(counts)])
+        if ragged:
+            conv = torch.stack([fed[i, n : n + window] for i, n in enumerate(counts)])
+        else:
+            conv = fed[:, t:] if t <= SCAN_ROWS else fed[:, t:].clone()  # a view would hold every row of a long forward
         kept = states if columns else ()
         plane.put(conv, state, DeltaInputs(fed[:, window:], k, v, beta, decay, kept, tuple(counts)))
         return self.finish(o, z, x_BTH.dtype, num)

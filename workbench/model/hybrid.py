@@ -46,6 +46,20 @@ class Rows:
     logits_BTV: Tensor | None
     taps: dict[int, Tensor] = field(default_factory=dict)
 
+    def first(self, n: int) -> Rows:
+        """The first n rows, without logits."""
+        return Rows(self.trunk_BTH[:, :n], self.normed_BTH[:, :n], None, {i: x[:, :n] for i, x in self.taps.items()})
+
+    def joined(self, other: Rows) -> Rows:
+        """These rows followed by another forward's."""
+        both = [x for x in (self.logits_BTV, other.logits_BTV) if x is not None]
+        return Rows(
+            torch.cat([self.trunk_BTH, other.trunk_BTH], 1),
+            torch.cat([self.normed_BTH, other.normed_BTH], 1),
+            torch.cat(both, 1) if len(both) == 2 else None,
+            {i: torch.cat([x, other.taps[i]], 1) for i, x in self.taps.items() if i in other.taps},
+        )
+
 
 class Block(nn.Module):
     """One decoder layer: a mixer and a feed-forward block, each behind a norm and a residual."""
@@ -301,7 +315,13 @@ class HybridModel(nn.Module):
 
     @torch.no_grad()
     def draft(
-        self, tokens_BT: Tensor, carrier_BTH: Tensor, cache: HybridCache, *, counts: Sequence[int] | None = None
+        self,
+        tokens_BT: Tensor,
+        carrier_BTH: Tensor,
+        cache: HybridCache,
+        *,
+        counts: Sequence[int] | None = None,
+        probe: Callable[[str], None] | None = None,
     ) -> Tensor:
         """Run T pairs through the MTP head at the draft cache's position.
 
@@ -310,6 +330,7 @@ class HybridModel(nn.Module):
             carrier_BTH: Carriers of the rows h_{p-1} before them.
             cache: From ``new_draft_cache``.
             counts: Valid pairs per sequence; None for T each.
+            probe: Called with "glue", "attention" and "ffn" when that part has been issued.
 
         Returns:
             Next carriers [B, T, H]; ``unembed`` turns them into draft logits.
@@ -331,7 +352,7 @@ class HybridModel(nn.Module):
         cos, sin = self._positions(lengths, t)
         plane = cache.planes[0]
         assert isinstance(plane, KVPlane)
-        out = mtp(embedding, carrier_BTH, plane, lengths, n, self.rotary, cos, sin, self.numerics)
+        out = mtp(embedding, carrier_BTH, plane, lengths, n, self.rotary, cos, sin, self.numerics, probe)
         cache.advance(n)
         return out
 

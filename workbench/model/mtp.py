@@ -6,7 +6,7 @@ Slot s of its cache holds pair p = s + 1; position 0 has no pair. Embedding and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,7 @@ class MTPHead(nn.Module):
         cos_BTR: Tensor,
         sin_BTR: Tensor,
         num: Numerics,
+        probe: Callable[[str], None] | None = None,
     ) -> Tensor:
         """Run T pairs at the cache's slots and append their K/V rows.
 
@@ -74,11 +75,21 @@ class MTPHead(nn.Module):
             cos_BTR: Cosines of the slots.
             sin_BTR: Signed sines.
             num: Numerical class.
+            probe: Called with the name of each part when it has been issued.
 
         Returns:
             Next carriers [B, T, H], after the head's norm: what the vocabulary head reads.
         """
         x = self.join(embedding_BTH, carrier_BTH, num)
         h = rms_norm(x, 1.0 + self.input_norm.float(), self.eps)
+        mark = probe or _unobserved
+        mark("glue")
         mixed = self.attention(h, plane, lengths, counts, rotary, cos_BTR, sin_BTR, num)
-        return self.after(x, mixed, num)
+        mark("attention")
+        out = self.after(x, mixed, num)
+        mark("ffn")
+        return out
+
+
+def _unobserved(part: str) -> None:
+    """Nobody is timing."""

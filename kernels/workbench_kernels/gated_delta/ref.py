@@ -10,6 +10,8 @@ Source: Yang et al. 2024, "Gated Delta Networks" (arXiv 2412.06464), with the co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,20 @@ def state_rows(x_N1K: Tensor, s_NKV: Tensor) -> Tensor:
     if s_NKV.shape[-1] % 16 == 0:
         return torch.bmm(x_N1K, s_NKV)
     return torch.bmm(x_N1K.expand(-1, 4, -1), s_NKV)[:, :1]
+
+
+def _walk(k_BTHK: Tensor, v_BTHV: Tensor, beta_BTH: Tensor, decay_BTH: Tensor, state_BHKV: Tensor) -> Iterator[Tensor]:
+    """The state [B*H, K, V] after every row; each a tensor of its own."""
+    b, t, h, dk = k_BTHK.shape
+    dv = v_BTHV.shape[-1]
+    s_NKV = state_BHKV.reshape(b * h, dk, dv)
+    for i in range(t):
+        k_N1K = k_BTHK[:, i].reshape(b * h, 1, dk)
+        s_NKV = s_NKV * decay_BTH[:, i].reshape(b * h, 1, 1)
+        d_N1V = v_BTHV[:, i].reshape(b * h, 1, dv) - state_rows(k_N1K, s_NKV)
+        d_N1V = d_N1V * beta_BTH[:, i].reshape(b * h, 1, 1)
+        s_NKV.addcmul_(k_N1K.transpose(1, 2), d_N1V)
+        yield s_NKV
 
 
 def scan_states(
@@ -40,23 +56,18 @@ def scan_states(
     Returns:
         T states of shape [B, H, K, V]; each a tensor of its own.
     """
-    b, t, h, dk = k_BTHK.shape
-    dv = v_BTHV.shape[-1]
-    shape = (b * h, dk, dv)
-    states = []
-    s_NKV = state_BHKV.reshape(shape)
-    for i in range(t):
-        k_N1K = k_BTHK[:, i].reshape(b * h, 1, dk)
-        s_NKV = s_NKV * decay_BTH[:, i].reshape(b * h, 1, 1)
-        d_N1V = v_BTHV[:, i].reshape(b * h, 1, dv) - state_rows(k_N1K, s_NKV)
-        d_N1V = d_N1V * beta_BTH[:, i].reshape(b * h, 1, 1)
-        s_NKV.addcmul_(k_N1K.transpose(1, 2), d_N1V)
-        states.append(s_NKV.view(b, h, dk, dv))
-    return states
+    return [s.view_as(state_BHKV) for s in _walk(k_BTHK, v_BTHV, beta_BTH, decay_BTH, state_BHKV)]
 
 
 def scan(
-    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, beta_BTH: Tensor, decay_BTH: Tensor, state_BHKV: Tensor
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    beta_BTH: Tensor,
+    decay_BTH: Tensor,
+    state_BHKV: Tensor,
+    *,
+    every: bool = True,
 ) -> tuple[Tensor, list[Tensor]]:
     """Run the recurrence row by row: outputs and the state after every row.
 
@@ -67,16 +78,17 @@ def scan(
         beta_BTH: Write strengths in (0, 1).
         decay_BTH: Decays exp(g) in (0, 1].
         state_BHKV: State before the first row; not modified.
+        every: Return every state; False returns the last alone, so that memory does not grow with T.
 
     Returns:
-        Outputs [B, T, H, V] and the T states.
+        Outputs [B, T, H, V] and the T states, or the last.
     """
-    b, _, h, dk = q_BTHK.shape
-    states = scan_states(k_BTHK, v_BTHV, beta_BTH, decay_BTH, state_BHKV)
-    out = [
-        state_rows(q_BTHK[:, i].reshape(b * h, 1, dk), s.view(b * h, dk, -1)).view(b, h, -1)
-        for i, s in enumerate(states)
-    ]
+    b, t, h, dk = q_BTHK.shape
+    out, states = [], []
+    for i, s_NKV in enumerate(_walk(k_BTHK, v_BTHV, beta_BTH, decay_BTH, state_BHKV)):
+        out.append(state_rows(q_BTHK[:, i].reshape(b * h, 1, dk), s_NKV).view(b, h, -1))
+        if every or i == t - 1:
+            states.append(s_NKV.view_as(state_BHKV))
     return torch.stack(out, dim=1), states
 
 

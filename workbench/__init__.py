@@ -1,0 +1,65 @@
+"""A workbench for speculative decoding of Qwen3.5-class models: decode, extract, replay, sweep, plot, train.
+
+Names below are imported when first used; ``import workbench`` imports neither torch nor polars.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "load": "workbench.facade:load",
+    "generate": "workbench.spec.session:generate",
+    "Session": "workbench.spec.session:Session",
+    "corpus": "workbench.corpus:corpus",
+    "extract": "workbench.facade:extract",
+    "load_anchors": "workbench.datasets:load_anchors",
+    "replay": "workbench.facade:replay",
+    "load_table": "workbench.replay:load_table",
+    "score": "workbench.replay:score",
+    "own_tapes": "workbench.replay:own_tapes",
+    "walk": "workbench.replay:walk",
+    "plot": "workbench.plot",
+    "display": "workbench.display",
+    "FixedK": "workbench.spec.policies:FixedK",
+    "AdaptiveFloor": "workbench.spec.policies:AdaptiveFloor",
+    "GenerateOptions": "workbench.spec.options:GenerateOptions",
+    "Tape": "workbench.core.tape:Tape",
+    "Corpus": "workbench.core.tape:Corpus",
+    "UserError": "workbench.core.errors:UserError",
+    "quiet": "workbench.core.progress:quiet",
+}
+
+__all__ = [*sorted(_LAZY), "__version__"]
+
+if TYPE_CHECKING:
+    from workbench import display, plot
+    from workbench.core.errors import UserError
+    from workbench.core.progress import quiet
+    from workbench.core.tape import Corpus, Tape
+    from workbench.corpus import corpus
+    from workbench.datasets import load_anchors
+    from workbench.facade import extract, load, replay
+    from workbench.replay import load_table, own_tapes, score, walk
+    from workbench.spec.options import GenerateOptions
+    from workbench.spec.policies import AdaptiveFloor, FixedK
+    from workbench.spec.session import Session, generate
+
+
+def __getattr__(name: str) -> Any:
+    target = _LAZY.get(name)
+    if target is None:
+        raise AttributeError(f"module 'workbench' has no attribute {name!r}; it has {', '.join(sorted(_LAZY))}")
+    module, _, attribute = target.partition(":")
+    value = importlib.import_module(module)
+    if attribute:
+        value = getattr(value, attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,89 @@
+"""What a proposer must do. A wrong proposer may only ever cost acceptance, never change output.
+
+Legend: B sequences, T rows, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from workbench.model.hybrid import Rows
+
+
+@dataclass(frozen=True)
+class DraftContext:
+    """What one round asks of a proposer.
+
+    Args:
+        k: Tokens wanted, at least 1.
+        pending: The last known token; the chain continues it.
+        position: Its absolute position.
+        drops: ``drops(slot, top1)`` says why a token just drafted is dropped, which ends the chain; None keeps it.
+    """
+
+    k: int
+    pending: int
+    position: int
+    drops: Callable[[int, float], str | None]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A drafted chain.
+
+    Args:
+        tokens: Kept token ids.
+        top1: The drafter's probability of each, softmax at T = 1, unfiltered.
+        stop_cause: "k", "p_min", "policy", or "proposer" when it had no more to offer.
+        q: Full draft distributions, where the proposer has them.
+    """
+
+    tokens: tuple[int, ...]
+    top1: tuple[float, ...]
+    stop_cause: str
+    q: Tensor | None = None
+
+
+class Proposer:
+    """Base of proposers; keeps the state of one sequence.
+
+    ``has_q`` says that it can give its full distribution, ``taps`` which target layers it reads, ``block`` that it
+    drafts all slots in one pass.
+    """
+
+    name = "proposer"
+    has_q = False
+    taps: tuple[int, ...] = ()
+    block = False
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+
+    def prime(self, tokens_BT: Tensor, rows: Rows) -> None:
+        """Take in prompt tokens and their true rows, in order, chunk by chunk."""
+        self.observe(tokens_BT, rows)
+
+    def observe(self, tokens_BT: Tensor, rows: Rows) -> None:
+        """Take in the tokens a round committed and their true rows, in order."""
+
+    def propose(self, ctx: DraftContext) -> Proposal:
+        """Draft up to ``ctx.k`` tokens after the pending one."""
+        raise AssertionError(f"{type(self).__name__} must define propose")
+
+    def propose_batch(self, contexts: Sequence[DraftContext]) -> list[Proposal]:
+        """Draft for several sequences; proposers with one state each answer one context at a time."""
+        return [self.propose(ctx) for ctx in contexts]
+
+    def mark(self) -> Any:
+        """A handle on the present state."""
+        return None
+
+    def rewind(self, to: Any) -> None:
+        """Return to a state that ``mark`` named."""
+
+    def flush(self) -> None:
+        """Write everything observed so far into the proposer's own cache."""

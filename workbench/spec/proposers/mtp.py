@@ -1,0 +1,144 @@
+"""Draft with the checkpoint's own MTP head, one token at a time.
+
+A pair (token x_p, carrier of h_{p-1}) fills slot p - 1 of the head's cache. Observed tokens wait in a queue and run
+together with the first draft step, whose own pair is a true row too: refreshing costs no extra pass.
+Legend: B sequences (1 here), T rows, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.core.errors import NonFiniteError, check_choice
+from workbench.model.hybrid import HybridModel, Rows
+from workbench.sampling.pick import top1
+from workbench.spec.proposers.base import DraftContext, Proposal, Proposer
+
+CARRIERS = ("normed", "pre_norm")
+
+
+class MTPProposer(Proposer):
+    """The MTP head as a proposer.
+
+    Args:
+        model: The target with its head.
+        carrier: Hidden rows it is fed: "normed" (after the final norm, as released checkpoints are served) or
+            "pre_norm".
+        refresh: Rewrite rows of accepted drafts from true rows; False keeps the draft rows, as a control.
+        capacity: Slots of its cache; None for the model's longest context.
+        shift: Pair a token with the carrier this many positions too early; a control, 0 is right.
+        primed: Fill the cache over the prompt; False starts empty, as a control.
+        probe: Called with "start" and then with the name of every part that has run ("glue", "attention", "ffn",
+            "head"); see ``StepProbe``.
+    """
+
+    name = "mtp"
+
+    def __init__(
+        self,
+        model: HybridModel,
+        *,
+        carrier: str = "normed",
+        refresh: bool = True,
+        capacity: int | None = None,
+        shift: int = 0,
+        primed: bool = True,
+        probe: Callable[[str], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.carrier = check_choice("carrier", carrier, CARRIERS)
+        self.refresh, self.shift, self.primed, self.probe = refresh, shift, primed, probe
+        self.capacity = capacity
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty cache and queue."""
+        self.cache = self.model.new_draft_cache(capacity=self.capacity)
+        self.position = 0  # tokens observed
+        self.skipped = 0  # pairs left out at the start
+        self.held = 0  # slots whose rows are final
+        self.tail: Tensor | None = None  # carriers of the last observed rows
+        self.queue: list[tuple[Tensor, Tensor]] = []
+
+    def prime(self, tokens_BT: Tensor, rows: Rows) -> None:
+        """Take in prompt tokens; an unprimed proposer only remembers where the prompt ended."""
+        if self.primed:
+            self.observe(tokens_BT, rows)
+            return
+        self.position += tokens_BT.shape[1]
+        self.skipped = max(0, self.position - 1)
+        self.tail = self._carriers(rows)[:, -1 - self.shift :]
+
+    def observe(self, tokens_BT: Tensor, rows: Rows) -> None:
+        """Queue the pairs of newly committed tokens whose slots do not hold final rows yet."""
+        carriers = self._carriers(rows)
+        t = carriers.shape[1]
+        known = carriers if self.tail is None else torch.cat([self.tail, carriers], 1)
+        begin = self.position + t - known.shape[1]  # position of the first known carrier
+        if not self.refresh:
+            self.held = max(self.held, min(self.cache.lengths[0], self.position + t - 1 - self.skipped))
+        self.cache.lengths = [self.held]
+        ready = self.held + sum(tokens.shape[1] for tokens, _ in self.queue)
+        first = max(self.position, ready + 1 + self.skipped)
+        if first < self.position + t:
+            at = torch.arange(first, self.position + t, device=carriers.device)
+            paired = known[:, (at - 1 - self.shift - begin).clamp(min=0)]
+            self.queue.append((tokens_BT[:, first - self.position :], paired))
+        self.position += t
+        self.tail = known[:, -1 - self.shift :]
+
+    def _carriers(self, rows: Rows) -> Tensor:
+        return rows.normed_BTH if self.carrier == "normed" else rows.trunk_BTH
+
+    def _run(self, tokens_BT: Tensor, carrier_BTH: Tensor) -> Tensor:
+        return self.model.draft(tokens_BT, carrier_BTH, self.cache, probe=self.probe)
+
+    def flush(self) -> None:
+        """Run every queued pair."""
+        for tokens, carrier in self.queue:
+            self.model.draft(tokens, carrier, self.cache)
+        self.queue = []
+        self.held = self.cache.lengths[0]
+
+    def propose(self, ctx: DraftContext) -> Proposal:
+        """Chain ``ctx.k`` steps from the pending token; the first also runs what is queued."""
+        assert self.tail is not None and ctx.position == self.position
+        device = self.tail.device
+        if self.probe is not None:
+            self.probe("start")
+        pending = torch.tensor([[ctx.pending]], device=device)
+        tokens = torch.cat([*(q[0] for q in self.queue), pending], 1)
+        carrier = torch.cat([*(q[1] for q in self.queue), self.tail[:, :1]], 1)
+        drafted: list[int] = []
+        seen: list[float] = []
+        hidden = self._run(tokens, carrier)[:, -1:]
+        self.queue = []
+        self.held = self.cache.lengths[0]
+        while True:
+            pick, p = top1(self.model.unembed(hidden)[0, 0])
+            if self.probe is not None:
+                self.probe("head")
+            if p != p:
+                raise NonFiniteError(ctx.position + len(drafted), "NaN")
+            cause = ctx.drops(len(drafted), p)
+            if cause is not None:
+                return Proposal(tuple(drafted), tuple(seen), cause)
+            drafted.append(pick)
+            seen.append(p)
+            if len(drafted) == ctx.k:
+                return Proposal(tuple(drafted), tuple(seen), "k")
+            hidden = self._run(torch.tensor([[pick]], device=device), hidden)
+
+    def mark(self) -> Any:
+        """Counters, queue and tail."""
+        return (self.position, self.skipped, self.held, list(self.queue), self.tail)
+
+    def rewind(self, to: Any) -> None:
+        """Forget every pair after the mark; rows before it stand."""
+        self.position, self.skipped, self.held, queue, self.tail = to
+        self.queue = list(queue)
+        self.cache.lengths = [self.held]

@@ -1,0 +1,100 @@
+"""What a generation returns: tokens, text, records, and a summary and card drawn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from workbench.core.metrics import acceptance, repeated_ngrams
+from workbench.core.records import DraftStepTimes, RoundRecord, SetupTimes
+
+if TYPE_CHECKING:
+    import polars
+
+    from workbench.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """One finished generation.
+
+    Args:
+        prompt: Prompt token ids.
+        tokens: Generated token ids.
+        records: One record per round.
+        finish: Why it ended: "length", "stop" or "forced" (a given text was committed to its end).
+        setup: Seconds by stage.
+        draft_steps: Anatomy of draft steps, when it was asked for.
+        exact: Numerical class it ran in.
+        tokenizer: Turns ids into text; None when the model has none.
+        doc_id: Name of the prompt in frames.
+        source: Register of the prompt in frames.
+    """
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    records: tuple[RoundRecord, ...]
+    finish: str
+    setup: SetupTimes
+    draft_steps: DraftStepTimes | None
+    exact: bool
+    tokenizer: Tokenizer | None = field(repr=False)
+    doc_id: str = "prompt"
+    source: str = ""
+
+    @property
+    def text(self) -> str:
+        """The generated text; empty when the model has no tokenizer."""
+        return self.tokenizer.decode(self.tokens) if self.tokenizer else ""
+
+    @cached_property
+    def rounds(self) -> polars.DataFrame:
+        """One row per round."""
+        from workbench.core.frames import rounds_frame
+
+        return rounds_frame(self.records, doc_id=self.doc_id, source=self.source)
+
+    @cached_property
+    def phases(self) -> polars.DataFrame:
+        """Milliseconds per part of a round, of a draft step and of the whole generation."""
+        from workbench.core.frames import phases_frame
+
+        return phases_frame(self.rounds, draft_steps=self.draft_steps, setup=self.setup)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Counts, acceptance (pooled over the rounds) and speed."""
+        spent = self.setup.rounds
+        return {
+            "tokens": len(self.tokens),
+            "finish": self.finish,
+            "exact": self.exact,
+            **acceptance(self.records).row(),
+            "repeated_8grams": repeated_ngrams(self.tokens, n=8),
+            "seconds": spent,
+            "tokens_per_second": (len(self.tokens) - 1) / spent if spent > 0 and len(self.tokens) > 1 else None,
+        }
+
+    def strip(self) -> Any:
+        """The text as a strip of tokens coloured by accepted, rejected and bonus."""
+        from workbench.display import strip_from_rounds
+
+        def piece(i: int) -> str:
+            return self.tokenizer.pieces([i])[0] if self.tokenizer else str(i)
+
+        return strip_from_rounds([*self.prompt, *self.tokens], len(self.prompt), self.records, piece)
+
+    def _repr_html_(self) -> str:
+        from workbench.display import card
+
+        s = self.summary
+        rows: Sequence[tuple[str, Any]] = [
+            ("tokens", f"{s['tokens']} ({self.finish})"),
+            ("rounds", len(self.records)),
+            ("accepted / drafted", f"{s['accepted']} / {s['drafted']}"),
+            ("speed", f"{s['tokens_per_second']:.1f} tokens/s" if s["tokens_per_second"] else "–"),
+            ("numerics", "exact" if self.exact else "fast"),
+        ]
+        return card("Generation", rows)._repr_html_() + self.strip()._repr_html_()
