@@ -21,6 +21,7 @@ from workbench.model.hybrid import HybridModel
 from workbench.model.weights.load import load_model
 from workbench.model.weights.save import save_model
 from workbench.train.losses import Steps, agreement, joint_loss
+from workbench_kernels.gated_delta import carry_eagerly
 
 STEPS_UNROLLED = 4
 
@@ -200,6 +201,7 @@ def train_demo(
     model.to(where).train()
     calls = Steps()
     if compile_blocks:
+        carry_eagerly()
         block, first, later = (torch.compile(f, dynamic=False) for f in (calls.block, calls.first, calls.later))
         calls = Steps(block, first, later)
     decayed = [p for p in model.parameters() if p.dim() > 1]
@@ -221,9 +223,7 @@ def train_demo(
             group["lr"] = recipe.lr * ramp * (recipe.min_lr + (1 - recipe.min_lr) * cosine)
         tokens = batches(train, recipe.tokens_per_step // context, context, rng, where)
         with torch.autocast(where.type, torch.bfloat16, enabled=where.type == "cuda"):
-            lm, mtp = joint_loss(
-                model, tokens, steps=STEPS_UNROLLED, stride=1 if step < switch else 4, calls=calls
-            )
+            lm, mtp = joint_loss(model, tokens, steps=STEPS_UNROLLED, stride=1 if step < switch else 4, calls=calls)
         (lm + recipe.mtp_weight * mtp).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
