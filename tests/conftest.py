@@ -202,7 +202,7 @@ CHAT_TEMPLATE = (
     "{{ raise_exception('unknown role ' + m.role) }}{% endif %}"
     "<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
-    "{% else %}{{ m.content }}<|im_end|>{% endif %}\n"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -222,7 +222,8 @@ def write_tokenizer(path: Path) -> None:
     backend.add_special_tokens(list(SPECIAL))
     path.mkdir(parents=True, exist_ok=True)
     backend.save(str(path / "tokenizer.json"))
-    config = {"eos_token": "<|endoftext|>", "bos_token": None, "pad_token": {"content": "<|endoftext|>"}}
+    pad = {"__type": "AddedToken", "content": "<|endoftext|>", "special": True}
+    config = {"eos_token": "<|endoftext|>", "bos_token": None, "pad_token": pad}
     (path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
     (path / "chat_template.jinja").write_text(CHAT_TEMPLATE, "utf-8")
 

@@ -14,14 +14,17 @@ _LAZY = {
     "load": "workbench.facade:load",
     "generate": "workbench.spec.session:generate",
     "Session": "workbench.spec.session:Session",
-    "corpus": "workbench.corpus:corpus",
-    "extract": "workbench.facade:extract",
+    "corpus": "workbench.corpus",
+    "extract": "workbench.datasets:extract",
     "load_anchors": "workbench.datasets:load_anchors",
-    "replay": "workbench.facade:replay",
+    "replay": "workbench.replay",
     "load_table": "workbench.replay:load_table",
     "score": "workbench.replay:score",
     "own_tapes": "workbench.replay:own_tapes",
     "walk": "workbench.replay:walk",
+    "slot_rates": "workbench.replay:slot_rates",
+    "live_rounds": "workbench.replay:live_rounds",
+    "compare_rounds": "workbench.replay:compare_rounds",
     "plot": "workbench.plot",
     "display": "workbench.display",
     "FixedK": "workbench.spec.policies:FixedK",
@@ -41,9 +44,9 @@ if TYPE_CHECKING:
     from workbench.core.progress import quiet
     from workbench.core.tape import Corpus, Tape
     from workbench.corpus import corpus
-    from workbench.datasets import load_anchors
-    from workbench.facade import extract, load, replay
-    from workbench.replay import load_table, own_tapes, score, walk
+    from workbench.datasets import extract, load_anchors
+    from workbench.facade import load
+    from workbench.replay import compare_rounds, live_rounds, load_table, own_tapes, replay, score, slot_rates, walk
     from workbench.spec.options import GenerateOptions
     from workbench.spec.policies import AdaptiveFloor, FixedK
     from workbench.spec.session import Session, generate

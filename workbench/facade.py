@@ -1,17 +1,14 @@
-"""The functions notebooks and the CLI call; thin, with names resolved and nothing decided here."""
+"""What the facade adds to the packages below it: names resolved to checkpoints."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workbench.core.errors import CheckpointError
 
 if TYPE_CHECKING:
-    import datasets
-
     from workbench.model.hybrid import HybridModel
-    from workbench.replay import DraftTable
 
 
 def demo_checkpoint() -> Path:
@@ -53,17 +50,3 @@ def load(
     model = load_model(where, device=device, dtype=dtype, exact=exact)
     model.source = str(source)
     return model
-
-
-def extract(model: HybridModel, tapes: Any, *, out: str | Path, **options: Any) -> datasets.Dataset:
-    """Write anchor records of a corpus and open them; see ``workbench.datasets.extract``."""
-    from workbench.datasets import extract as run
-
-    return run(model, tapes, out=out, **options)
-
-
-def replay(model: HybridModel, tapes: Any, *, out: str | Path, **options: Any) -> DraftTable:
-    """Write the draft table of a corpus and open it; see ``workbench.replay.replay``."""
-    from workbench.replay import replay as run
-
-    return run(model, tapes, out=out, **options)

@@ -22,10 +22,14 @@ STRATEGIES = ("tape", "columns", "snapshot")
 
 @dataclass(eq=False)
 class Checkpoint:
-    """State before a verify: lengths, references to each window and state; for a snapshot, what was fed."""
+    """State before a verify: lengths, references to each window and state; for a snapshot, what was fed.
+
+    ``cut`` says that a commit may keep a part of what was fed.
+    """
 
     lengths: list[int]
     recurrent: list[tuple[Tensor, Tensor]]
+    cut: bool = True
     fed: list[tuple[Tensor, list[int]]] = field(default_factory=list)
     open: bool = True
 
@@ -96,7 +100,7 @@ class HybridCache:
                     f"sequence {i} holds {self.lengths[i]} rows and {n} more were given, but its cache has room for "
                     f"{self.capacity}: make the cache larger or feed fewer tokens"
                 )
-        if self._open is not None and self.strategy == "snapshot":
+        if self._open is not None and self._open.cut and self.strategy == "snapshot":
             self._open.fed.append((tokens_BT.clone(), list(counts)))
         self._torn = True
 
@@ -105,8 +109,12 @@ class HybridCache:
         self.lengths = [at + n for at, n in zip(self.lengths, counts, strict=True)]
         self._torn = False
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self, *, cut: bool = True) -> Checkpoint:
         """Open a transaction; exactly one may be open at a time.
+
+        Args:
+            cut: Record what a commit of only some rows needs; False costs nothing, and is for forwards that are kept
+                whole or rolled back, such as a prefill.
 
         Returns:
             The handle that ``commit`` or ``rollback`` closes.
@@ -119,9 +127,9 @@ class HybridCache:
         self._check_whole("start again from a new cache")
         planes = self.recurrent
         for plane in planes:
-            plane.tape = []
+            plane.tape = [] if cut else None
             plane.keep_columns = self.strategy == "columns"
-        self._open = Checkpoint(list(self.lengths), [(plane.conv_BWC, plane.state_BHKV) for plane in planes])
+        self._open = Checkpoint(list(self.lengths), [(plane.conv_BWC, plane.state_BHKV) for plane in planes], cut)
         return self._open
 
     def _check_whole(self, remedy: str) -> None:
@@ -140,6 +148,9 @@ class HybridCache:
     def rollback(self, ckpt: Checkpoint) -> None:
         """Leave every plane as it was at ``ckpt``, also after a forward that was interrupted."""
         self._close(ckpt)
+        self._restore(ckpt)
+
+    def _restore(self, ckpt: Checkpoint) -> None:
         self._torn = False
         self.lengths = list(ckpt.lengths)
         for plane, (conv, state) in zip(self.recurrent, ckpt.recurrent, strict=True):
@@ -168,6 +179,8 @@ class HybridCache:
             for plane in planes:
                 plane.tape = None
             return
+        if not ckpt.cut:
+            raise UserError(f"keep={keep!r} is not valid: a checkpoint with cut=False is kept whole or rolled back")
         if self.strategy == "snapshot":
             self._refeed(ckpt, wanted)
             return
@@ -192,7 +205,17 @@ class HybridCache:
             width = max(map(len, kept))
             filled = [row + [0] * (width - len(row)) for row in kept]
             device = ckpt.fed[0][0].device
-            self.refeed(self, torch.tensor(filled, device=device), [len(row) for row in kept])
+            try:
+                self.refeed(self, torch.tensor(filled, device=device), [len(row) for row in kept])
+            except BaseException:
+                self._restore(ckpt)
+                raise
+
+    def truncate(self, rows: int) -> None:
+        """Forget every row from ``rows`` on, also after an interrupted forward; for caches of K/V planes alone."""
+        assert not self.recurrent and self._open is None and rows <= min(self.lengths)
+        self.lengths = [rows] * self.batch
+        self._torn = False
 
     def fork(self) -> HybridCache:
         """An independent copy of a cache without an open transaction."""

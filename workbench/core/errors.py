@@ -93,6 +93,24 @@ def check_real(
     return float(value)
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """Return ``value`` when it is True or False, or raise a sentence.
+
+    Args:
+        name: What the user calls the value.
+        value: The value given.
+
+    Returns:
+        The value.
+
+    Raises:
+        UserError: The value is anything else.
+    """
+    if not isinstance(value, bool):
+        raise UserError(f"{name}={value!r} is not valid: it must be True or False")
+    return value
+
+
 def check_choice(name: str, value: Any, choices: Iterable[str], *, hint: str = "") -> str:
     """Return ``value`` when it is one of ``choices``, or raise a sentence that lists them.
 

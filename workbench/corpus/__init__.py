@@ -1,8 +1,11 @@
 """Corpora: documents from files, samples and datasets as tapes of token ids."""
 
+from workbench.core.callable import make_callable
 from workbench.corpus.build import corpus
 from workbench.corpus.fingerprint import corpus_fingerprint
 from workbench.corpus.save import save_tapes
 from workbench.corpus.splits import label_splits, of_split
 
 __all__ = ["corpus", "corpus_fingerprint", "label_splits", "of_split", "save_tapes"]
+
+make_callable(__name__, corpus)

@@ -30,9 +30,8 @@ from workbench.datasets.window import Filled, Window
 from workbench.model.hybrid import HybridModel
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     import datasets
+    import pyarrow as pa
 
 KIND = "anchors"
 

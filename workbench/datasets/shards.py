@@ -20,9 +20,8 @@ from workbench.core.errors import CheckpointError, UserError
 from workbench.core.manifest import Manifest, git_state, sha256_file, sync_directory, write_atomic, write_json
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     import datasets
+    import pyarrow as pa
 
 _SHARD = re.compile(r"data-\d{5,}-of-\d{5,}\.arrow")
 BATCH_ROWS = 256  # rows held before they are written as one record batch

@@ -299,6 +299,7 @@ class HybridModel(nn.Module):
         x = torch.nn.functional.embedding(tokens_BT, self.embed)
         cos, sin = (table[: tokens_BT.shape[1]] for table in self.rotary.table(tokens_BT.shape[1], self.device))
         for layer in self.layers:
+            assert isinstance(layer, Block)
             x = (block or Block.forward_train)(layer, x, self.rotary, cos, sin, num)
         return rms_norm(x, self.final_scale, self.config.rms_norm_eps)
 

@@ -25,7 +25,11 @@ class Verdict:
 
 
 def accept_greedy(
-    draft: Sequence[int], picks: Sequence[int], *, stop_ids: frozenset[int] = frozenset(), force: Sequence[int] | None = None
+    draft: Sequence[int],
+    picks: Sequence[int],
+    *,
+    stop_ids: frozenset[int] = frozenset(),
+    force: Sequence[int] | None = None,
 ) -> Verdict:
     """Accept the longest prefix of the draft that the target picks itself.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.cache.hybrid import STRATEGIES
-from workbench.core.errors import UserError, check_choice, check_int
+from workbench.core.errors import UserError, check_choice, check_flag, check_int
 from workbench.spec.policies import AdaptiveFloor, FixedK, Policy
 from workbench.spec.proposers.mtp import CARRIERS
 
@@ -67,8 +67,9 @@ class GenerateOptions:
             raise UserError("adaptive=True with k=0 is not valid: give k of at least 1, the longest draft")
         if self.floor is not None and not self.adaptive:
             raise UserError(f"floor={self.floor!r} needs adaptive=True: a fixed k has no floor")
-        if self.k:
-            self.policy()
+        for name in ("pmin0", "adaptive", "carry", "refresh", "primed", "rowwise", "ignore_eos", "anatomy"):
+            check_flag(name, getattr(self, name))
+        self.policy()
 
     def policy(self) -> Policy:
         """The policy these options describe."""

@@ -61,7 +61,7 @@ class Generation:
         """Milliseconds per part of a round, of a draft step and of the whole generation."""
         from workbench.core.frames import phases_frame
 
-        return phases_frame(self.rounds, draft_steps=self.draft_steps, setup=self.setup)
+        return phases_frame(self.rounds, draft_steps=self.draft_steps or (), setup=self.setup)
 
     @cached_property
     def summary(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from time import perf_counter
 import torch
 
 from workbench.cache.hybrid import HybridCache
+from workbench.core.errors import UserError
 from workbench.core.records import PhaseTimes, RoundRecord
 from workbench.model.hybrid import HybridModel, check_finite
 from workbench.sampling.pick import greedy
@@ -72,19 +73,20 @@ def draft_length(state: DecodeState, budget: int) -> tuple[int, str]:
     """
     if state.proposer is None or state.policy is None:
         return 0, ""
-    wish = state.policy.next_k(len(state.tokens))
-    room = state.cache.room() - 1
-    k = max(0, min(wish, budget - 1, room))
+    wish = max(0, state.policy.next_k(len(state.tokens)))
+    room = state.cache.capacity - len(state.tokens)
+    k = max(0, min(wish, budget - 1, room - 1))
     if k == wish:
         return k, ""
-    return k, "budget" if budget - 1 <= room else "context"
+    return k, "budget" if budget <= room else "context"
 
 
 def run_round(state: DecodeState, budget: int, force: Sequence[int] | None = None) -> RoundRecord:
     """Propose, verify, accept, commit.
 
     Args:
-        state: The sequence; updated. An exception leaves it, its cache and its proposer as they were.
+        state: The sequence; updated. An exception leaves it, its cache and its proposer as they were; only one out
+            of ``policy.observe``, which comes last, leaves a whole round behind.
         budget: Tokens that may still be emitted, at least 1.
         force: Text to commit, from the place after the pending token on; None for the target's own.
 
@@ -93,6 +95,7 @@ def run_round(state: DecodeState, budget: int, force: Sequence[int] | None = Non
 
     Raises:
         NonFiniteError: The target's logits hold NaN or infinity.
+        UserError: The proposer did not do what it was asked for.
     """
     began = perf_counter()
     k, bound = draft_length(state, budget)
@@ -108,7 +111,9 @@ def run_round(state: DecodeState, budget: int, force: Sequence[int] | None = Non
         verdict = accept_greedy(drafts, picks, stop_ids=state.stop_ids, force=force)
         accepted_at = perf_counter()
         keep = len(verdict.emitted)  # the pending row and every emitted draft but the new pending token
-        fed = [state.tokens[-1], *drafts][:keep]
+        if proposer is not None:
+            fed = [state.tokens[-1], *drafts][:keep]
+            proposer.observe(torch.tensor([fed], device=state.model.device), rows.first(keep))
         state.cache.commit(ckpt, keep=keep)
     except BaseException:
         if ckpt.open:
@@ -116,11 +121,7 @@ def run_round(state: DecodeState, budget: int, force: Sequence[int] | None = Non
         if proposer is not None:
             proposer.rewind(mark)
         raise
-    if proposer is not None:
-        proposer.observe(torch.tensor([fed], device=state.model.device), rows.first(keep))
     state.tokens.extend(verdict.emitted)
-    if state.policy is not None:
-        state.policy.observe(RoundView(len(drafts), verdict.accepted, len(state.tokens)))
     committed_at = perf_counter()
     record = RoundRecord(
         index=len(state.records),
@@ -143,6 +144,8 @@ def run_round(state: DecodeState, budget: int, force: Sequence[int] | None = Non
         ),
     )
     state.records.append(record)
+    if state.policy is not None:
+        state.policy.observe(RoundView(len(drafts), verdict.accepted, len(state.tokens)))
     return record
 
 
@@ -152,7 +155,14 @@ def propose(state: DecodeState, k: int, base: int) -> Proposal:
     assert proposer is not None and policy is not None
     position = len(state.tokens) - 1
     context = DraftContext(k, state.tokens[-1], position, lambda slot, p: policy.drops(slot, p, base))
-    return proposer.propose(context)
+    proposal = proposer.propose(context)
+    n = len(proposal.tokens)
+    if n > k or len(proposal.top1) != n:
+        raise UserError(
+            f"proposer {proposer.name!r} gave {n} tokens with {len(proposal.top1)} probabilities where {k} were asked "
+            "for: a proposal holds at most ctx.k tokens and one probability for each"
+        )
+    return proposal
 
 
 def _verify(state: DecodeState, proposal: Proposal, start: int):  # type: ignore[no-untyped-def]
@@ -160,9 +170,7 @@ def _verify(state: DecodeState, proposal: Proposal, start: int):  # type: ignore
     model, device = state.model, state.model.device
     pending = [state.tokens[-1]]
     feeds = [[*pending, *proposal.tokens]] if state.carry or not proposal.tokens else [pending, list(proposal.tokens)]
-    parts = [
-        verify(model, state.cache, torch.tensor([feed], device=device), rowwise=state.rowwise) for feed in feeds
-    ]
+    parts = [verify(model, state.cache, torch.tensor([feed], device=device), rowwise=state.rowwise) for feed in feeds]
     rows = parts[0] if len(parts) == 1 else parts[0].joined(parts[1])
     issued_at = perf_counter()
     assert rows.logits_BTV is not None

@@ -8,13 +8,14 @@ from time import perf_counter
 
 import torch
 
-from workbench.core.errors import CapabilityError, UserError
+from workbench.core.errors import CapabilityError, UserError, check_flag, check_int
 from workbench.core.records import RoundRecord, SetupTimes
 from workbench.core.tape import Tape
 from workbench.model.hybrid import HybridModel, check_finite
 from workbench.sampling.pick import greedy
 from workbench.spec.options import GenerateOptions
 from workbench.spec.policies import Policy
+from workbench.spec.prompt import prompt_ids, token_ids
 from workbench.spec.proposers import MTPProposer, Proposer
 from workbench.spec.result import Generation
 from workbench.spec.round import DecodeState, run_round
@@ -32,7 +33,11 @@ class Session:
         options: How to decode; ``max_new_tokens`` is given per burst.
         policy: Replaces the policy the options describe.
         proposer: Replaces the MTP head; None uses it when k > 0.
-        capacity: Longest text; None for the model's longest context.
+        capacity: Longest text, tokens; None for the model's longest context.
+
+    Raises:
+        UserError: The capacity is not within the model's context.
+        CapabilityError: The checkpoint cannot draft and k > 0.
     """
 
     def __init__(
@@ -47,7 +52,7 @@ class Session:
         began = perf_counter()
         self.options = opts = options or GenerateOptions()
         limit = model.config.max_position_embeddings
-        room = limit if capacity is None else min(capacity, limit)
+        room = limit if capacity is None else check_int("capacity", capacity, low=1, high=limit)
         chosen = policy or (opts.policy() if opts.k else None)
         self.probe = StepProbe(model.device) if opts.anatomy else None
         if chosen is not None and proposer is None:
@@ -95,25 +100,46 @@ class Session:
             force: The token that is to follow, instead of the target's pick.
 
         Raises:
-            UserError: No tokens, ids out of range, or no room.
+            UserError: No tokens, ids out of range, or no room. As after any exception, the session is as it was.
         """
         state, model = self.state, self.state.model
-        new = torch.tensor([*state.tokens[-1:], *tokens], dtype=torch.int64, device=model.device)
-        if not len(tokens):
+        given = token_ids("the prompt", tokens, model.config.vocab_size)
+        if force is not None:
+            (force,) = token_ids("force", [force], model.config.vocab_size)
+        if not given:
             raise UserError("the prompt is empty: give text, or at least one token id")
-        model.check_ids(new)
-        if len(new) + 1 > state.cache.room() + 1:
+        room = state.cache.capacity - len(state.tokens)
+        if len(given) + 1 > room:
             raise UserError(
-                f"{len(new)} tokens do not fit: the text holds {len(state.tokens)} of at most {state.cache.capacity}"
+                f"{len(given)} tokens and the one after them do not fit: this session holds {len(state.tokens)} of at "
+                f"most {state.cache.capacity} tokens; feed at most {max(room - 1, 0)}, or make a session of a larger "
+                "capacity"
             )
-        picks = torch.empty(0)
-        for chunk in new.split(self.options.chunk):
+        new = torch.tensor([*state.tokens[-1:], *given], device=model.device)
+        mark = state.proposer.mark() if state.proposer is not None else None
+        ckpt = state.cache.checkpoint(cut=False)
+        try:
+            pick = self._prefill(new)
+            state.cache.commit(ckpt, keep=len(new))
+        except BaseException:
+            state.cache.rollback(ckpt)
+            if state.proposer is not None:
+                state.proposer.rewind(mark)
+            raise
+        state.tokens.extend(given)
+        state.tokens.append(pick if force is None else force)
+
+    def _prefill(self, new_T: torch.Tensor) -> int:
+        """Run tokens through target and drafter, chunk by chunk; the target's pick after the last."""
+        state, model = self.state, self.state.model
+        pick = -1
+        for chunk in new_T.split(self.options.chunk):
             began = perf_counter()
             first = state.cache.lengths[0]
             rows = model.forward(chunk.unsqueeze(0), state.cache, logits="last")
             assert rows.logits_BTV is not None
             check_finite(rows.logits_BTV[0], first + len(chunk) - 1)
-            picks = greedy(rows.logits_BTV[0])
+            pick = int(greedy(rows.logits_BTV[0])[-1])
             primed = perf_counter()
             if state.proposer is not None:
                 state.proposer.prime(chunk.unsqueeze(0), rows)
@@ -124,32 +150,41 @@ class Session:
                 prime=self.times.prime + primed - began,
                 drafter_fill=self.times.drafter_fill + filled - primed,
             )
-        state.tokens.extend(int(t) for t in tokens)
-        state.tokens.append(int(picks[-1]) if force is None else force)
+        return pick
 
     @torch.inference_mode()
     def burst(self, max_new_tokens: int, *, force: Sequence[int] | None = None) -> str:
-        """Run rounds until this many tokens more are known, or a stop token is.
+        """Run rounds until this many tokens more are known, a stop token is, or the text is as long as it may be.
 
         Args:
             max_new_tokens: Tokens to add after the pending one.
-            force: Text to commit instead of the target's own, after the pending token.
+            force: Text to commit instead of the target's own, after the pending token; at least that many ids.
 
         Returns:
-            "length" or "stop".
+            "length", "stop", or "context" when the session's capacity came first.
+
+        Raises:
+            UserError: Nothing was fed yet, or an argument is not valid.
         """
         state, began = self.state, perf_counter()
-        goal = len(state.tokens) + max_new_tokens
-        script = list(force) if force is not None else None
-        finish = "length"
-        while len(state.tokens) < goal:
-            if state.tokens[-1] in state.stop_ids:
-                finish = "stop"
-                break
-            done = len(state.tokens) - goal + max_new_tokens
-            run_round(state, goal - len(state.tokens), None if script is None else script[done:])
+        check_int("max_new_tokens", max_new_tokens, low=0)
+        script = None if force is None else token_ids("force", force, state.model.config.vocab_size)
+        if not state.tokens:
+            raise UserError("this session holds no text yet: feed a prompt before a burst")
+        if script is not None and len(script) < max_new_tokens:
+            raise UserError(
+                f"force holds {len(script)} tokens, but max_new_tokens={max_new_tokens}: give a text at least that "
+                "long, or ask for fewer"
+            )
+        first = len(state.tokens)
+        goal = first + max_new_tokens
+        end = min(goal, state.cache.capacity)
+        while len(state.tokens) < end and state.tokens[-1] not in state.stop_ids:
+            run_round(state, goal - len(state.tokens), None if script is None else script[len(state.tokens) - first :])
+        if state.tokens[-1] in state.stop_ids:
+            finish = "stop"
         else:
-            finish = "stop" if state.tokens[-1] in state.stop_ids else "length"
+            finish = "length" if len(state.tokens) >= goal else "context"
         if state.proposer is not None:
             state.proposer.flush()
         self.times = replace(self.times, rounds=self.times.rounds + perf_counter() - began)
@@ -188,13 +223,15 @@ def generate(
         CapabilityError: The checkpoint cannot draft and k > 0.
     """
     opts = make_options(options, given, full_force=force is not None)
-    ids, doc_id, source = _prompt_ids(model, prompt if not (force is not None and isinstance(force, Tape)) else force)
+    if exact is not None:
+        check_flag("exact", exact)
+    ids, doc_id, source = prompt_ids(model, force if isinstance(force, Tape) else prompt)
     script = None
     if force is not None:
-        script = [int(t) for t in (force.tokens[len(ids) :] if isinstance(force, Tape) else force)]
+        text = force.tokens[len(ids) :] if isinstance(force, Tape) else force
+        script = token_ids("force", text, model.config.vocab_size)
         if not script:
-            raise UserError("force holds no token after the prompt; give a longer text")
-        model.check_ids(torch.tensor(script))
+            raise UserError("force holds no token after the prompt: give a longer text")
         opts = replace(opts, max_new_tokens=min(opts.max_new_tokens, len(script)), ignore_eos=True)
     limit = model.config.max_position_embeddings
     if len(ids) + opts.max_new_tokens > limit:
@@ -238,17 +275,3 @@ def make_options(options: GenerateOptions | None, given: dict[str, object], *, f
     if options is None and full_force and "max_new_tokens" not in given:
         given = {**given, "max_new_tokens": 1 << 30}
     return replace(options, **given) if options is not None else GenerateOptions(**given)  # type: ignore[arg-type]
-
-
-def _prompt_ids(model: HybridModel, prompt: str | Sequence[int] | Tape) -> tuple[list[int], str, str]:
-    if isinstance(prompt, Tape):
-        return prompt.tokens[: max(prompt.prompt_len, 1)].tolist(), prompt.doc_id, prompt.source
-    if isinstance(prompt, str):
-        if model.tokenizer is None:
-            raise UserError("this checkpoint has no tokenizer: give token ids instead of text")
-        ids = model.tokenizer.encode(prompt)
-    else:
-        ids = [int(t) for t in prompt]
-    if not ids:
-        raise UserError("the prompt is empty: give text, or at least one token id")
-    return ids, "prompt", ""

@@ -82,9 +82,12 @@ def bisect_rows(model: HybridModel, cache: HybridCache, tokens_BT: Tensor) -> Ro
     for layer in layers:
         a, b = whole.taps[layer], torch.cat([part.taps[layer] for part in parts], 1)
         if not same_bits(a, b):
-            row = int((a != b).any(-1)[0].nonzero()[0])
-            return RowDifference(layer, row, float((a - b).abs().max()), gap, margin)
+            return RowDifference(layer, _first_row(a, b), float((a - b).abs().max()), gap, margin)
     if not same_bits(whole.logits_BTV, single):
-        row = int((whole.logits_BTV != single).any(-1)[0].nonzero()[0])
-        return RowDifference(len(model.layers), row, gap, gap, margin)
+        return RowDifference(len(model.layers), _first_row(whole.logits_BTV, single), gap, gap, margin)
     return None
+
+
+def _first_row(a_BTX: Tensor, b_BTX: Tensor) -> int:
+    """First row that differs in any bit, the sign of zeros included."""
+    return next(t for t in range(a_BTX.shape[1]) if not same_bits(a_BTX[:, t], b_BTX[:, t]))

@@ -3,6 +3,6 @@
 Shapes: B sequences, T rows, H value heads, K and V the widths of a key and a value head.
 """
 
-from workbench_kernels.gated_delta.ref import chunk, scan, scan_states
+from workbench_kernels.gated_delta.ref import carry_eagerly, chunk, scan, scan_states
 
-__all__ = ["chunk", "scan", "scan_states"]
+__all__ = ["carry_eagerly", "chunk", "scan", "scan_states"]

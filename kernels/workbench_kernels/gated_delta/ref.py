@@ -149,11 +149,19 @@ def chunk(
     return y[:, :t], state
 
 
-@torch.compiler.disable
+def carry_eagerly() -> None:
+    """Keep the loop over chunks out of compiled graphs, which would unroll it; call before ``torch.compile``.
+
+    A function and not a decorator, since it loads the compiler, and an import must not.
+    """
+    global _carry
+    _carry = torch.compiler.disable(_carry)
+
+
 def _carry(
     u: Tensor, w: Tensor, q_grown: Tensor, scores: Tensor, shrink: Tensor, k_tail: Tensor, state: Tensor
 ) -> tuple[list[Tensor], Tensor]:
-    """Pass the state from chunk to chunk; kept out of compiled graphs, which would unroll it."""
+    """Pass the state from chunk to chunk."""
     out = []
     for i in range(u.shape[0]):
         fresh = u[i] - w[i] @ state

@@ -70,7 +70,7 @@ class MTPProposer(Proposer):
             self.observe(tokens_BT, rows)
             return
         self.position += tokens_BT.shape[1]
-        self.skipped = max(0, self.position - 1)
+        self.skipped = max(0, self.position - 1 - self._ready())
         self.tail = self._carriers(rows)[:, -1 - self.shift :]
 
     def observe(self, tokens_BT: Tensor, rows: Rows) -> None:
@@ -81,15 +81,18 @@ class MTPProposer(Proposer):
         begin = self.position + t - known.shape[1]  # position of the first known carrier
         if not self.refresh:
             self.held = max(self.held, min(self.cache.lengths[0], self.position + t - 1 - self.skipped))
-        self.cache.lengths = [self.held]
-        ready = self.held + sum(tokens.shape[1] for tokens, _ in self.queue)
-        first = max(self.position, ready + 1 + self.skipped)
+        self.cache.truncate(self.held)
+        first = max(self.position, self._ready() + 1 + self.skipped)
         if first < self.position + t:
             at = torch.arange(first, self.position + t, device=carriers.device)
             paired = known[:, (at - 1 - self.shift - begin).clamp(min=0)]
             self.queue.append((tokens_BT[:, first - self.position :], paired))
         self.position += t
         self.tail = known[:, -1 - self.shift :]
+
+    def _ready(self) -> int:
+        """Slots that are final or queued."""
+        return self.held + sum(tokens.shape[1] for tokens, _ in self.queue)
 
     def _carriers(self, rows: Rows) -> Tensor:
         return rows.normed_BTH if self.carrier == "normed" else rows.trunk_BTH
@@ -98,9 +101,13 @@ class MTPProposer(Proposer):
         return self.model.draft(tokens_BT, carrier_BTH, self.cache, probe=self.probe)
 
     def flush(self) -> None:
-        """Run every queued pair."""
-        for tokens, carrier in self.queue:
-            self.model.draft(tokens, carrier, self.cache)
+        """Run every queued pair; an exception leaves them all queued."""
+        try:
+            for tokens, carrier in self.queue:
+                self.model.draft(tokens, carrier, self.cache)
+        except BaseException:
+            self.cache.truncate(self.held)
+            raise
         self.queue = []
         self.held = self.cache.lengths[0]
 
@@ -141,4 +148,4 @@ class MTPProposer(Proposer):
         """Forget every pair after the mark; rows before it stand."""
         self.position, self.skipped, self.held, queue, self.tail = to
         self.queue = list(queue)
-        self.cache.lengths = [self.held]
+        self.cache.truncate(self.held)

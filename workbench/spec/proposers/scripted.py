@@ -22,7 +22,7 @@ class ScriptedProposer(Proposer):
         truth: The whole sequence, prompt included, as plain decode gives it.
         errs: ``errs(position, slot)`` is True where the draft is to be wrong; ``position`` is the drafted token's.
         vocab_size: Ids below this are drafted.
-        confidence: Probability reported for every draft.
+        confidence: Probability reported for every draft, or ``confidence(position, slot)``.
     """
 
     name = "scripted"
@@ -33,7 +33,7 @@ class ScriptedProposer(Proposer):
         errs: Callable[[int, int], bool],
         *,
         vocab_size: int,
-        confidence: float = 1.0,
+        confidence: float | Callable[[int, int], float] = 1.0,
     ) -> None:
         self.truth, self.errs = list(truth), errs
         self.vocab_size, self.confidence = vocab_size, confidence
@@ -63,16 +63,19 @@ class ScriptedProposer(Proposer):
     def propose(self, ctx: DraftContext) -> Proposal:
         """Draft from the script; it ends where the truth does."""
         drafted: list[int] = []
+        seen: list[float] = []
         for slot in range(ctx.k):
             at = ctx.position + 1 + slot
             if at >= len(self.truth):
-                return Proposal(tuple(drafted), (self.confidence,) * len(drafted), "proposer")
-            cause = ctx.drops(slot, self.confidence)
+                return Proposal(tuple(drafted), tuple(seen), "proposer")
+            p = self.confidence(at, slot) if callable(self.confidence) else self.confidence
+            cause = ctx.drops(slot, p)
             if cause is not None:
-                return Proposal(tuple(drafted), (self.confidence,) * len(drafted), cause)
+                return Proposal(tuple(drafted), tuple(seen), cause)
             wrong = self.errs(at, slot)
             drafted.append((self.truth[at] + 1) % self.vocab_size if wrong else self.truth[at])
-        return Proposal(tuple(drafted), (self.confidence,) * len(drafted), "k")
+            seen.append(p)
+        return Proposal(tuple(drafted), tuple(seen), "k")
 
 
 class GivenProposer(Proposer):

@@ -1,0 +1,222 @@
+"""What every verb shares: common options, threads, loading, corpora, and how an outcome is printed and written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.cli.options import add_options, given
+from workbench.cli.parser import Parser, one_of, whole
+from workbench.core.errors import UserError, check_int
+from workbench.core.progress import quiet
+
+if TYPE_CHECKING:
+    from workbench.core.tape import Corpus
+    from workbench.model.hybrid import HybridModel
+
+DTYPES = ("float32", "bfloat16", "float64")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a verb has to say.
+
+    Args:
+        data: The one JSON object of ``--json``.
+        text: What goes to stdout without it.
+        notes: Lines for stderr, beside the text.
+    """
+
+    data: Mapping[str, Any]
+    text: str
+    notes: list[str] = field(default_factory=list)
+
+
+def add_common(
+    parser: Parser, *, out: str, required: bool = False, seed: str, threads: bool = True, device: str = "cpu"
+) -> None:
+    """Add the options that every verb takes.
+
+    Args:
+        parser: The verb's parser.
+        out: What ``--out`` is for.
+        required: Whether it must be given.
+        seed: What ``--seed`` is for.
+        threads: Add ``--threads N``; False where the verb adds its own.
+        device: Default device, for the help.
+    """
+    group = parser.add_argument_group("common options")
+    group.add_argument("--model", default="demo", metavar="SOURCE", help="demo, a directory or a hub id (default: demo)")
+    group.add_argument("--device", metavar="{cpu,cuda}", help=f"where to run (default: {device})")
+    group.add_argument(
+        "--dtype",
+        type=one_of(DTYPES),
+        metavar="{" + ",".join(DTYPES) + "}",
+        help="type of the weights (default: float32 on a CPU, bfloat16 on a GPU)",
+    )
+    mode = group.add_mutually_exclusive_group()
+    mode.add_argument("--exact", dest="exact", action="store_true", default=None, help="exact numerics (default on a CPU)")
+    mode.add_argument("--fast", dest="exact", action="store_false", default=None, help="fast numerics (default on a GPU)")
+    if threads:
+        group.add_argument("--threads", type=whole, metavar="N", help="threads of torch (default: torch's own choice)")
+    group.add_argument("--seed", type=whole, metavar="N", help=seed)
+    group.add_argument("--out", required=required, metavar="PATH", help=out)
+    group.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
+    group.add_argument("--quiet", action="store_true", help="no progress on stderr")
+
+
+@contextmanager
+def workplace(args: argparse.Namespace) -> Iterator[None]:
+    """Run a verb with its threads and its progress; whatever it prints goes to stderr, stdout is for the outcome."""
+    if args.seed is not None:
+        check_int("seed", args.seed, low=0)
+    threads = getattr(args, "threads", None)
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(sys.stderr))
+        if args.quiet:
+            stack.enter_context(quiet())
+        if isinstance(threads, int):
+            check_int("threads", threads, low=1)
+            import torch
+
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(threads)
+        yield
+
+
+def load(args: argparse.Namespace) -> HybridModel:
+    """The model of ``--model``, with ``--device``, ``--dtype`` and ``--exact`` or ``--fast``."""
+    from workbench.facade import load as load_model
+
+    return load_model(args.model, device=args.device, dtype=args.dtype, exact=args.exact)
+
+
+def add_corpus(parser: Parser) -> None:
+    """Add ``--corpus`` and the options of ``workbench.corpus``."""
+    from workbench.corpus import corpus
+    from workbench.corpus.cut import OVERFLOW
+
+    names = add_options(
+        parser,
+        corpus,
+        title="corpus",
+        skip=("tokenizer", "seed"),
+        choices={"overflow": OVERFLOW},
+        defaults={"max_tokens": "the model's context"},
+    )
+    parser.add_argument(
+        "--corpus",
+        default="demo",
+        metavar="SOURCE",
+        help="demo, demo/REGISTER, or a file or directory of text, .jsonl or .parquet (default: demo)",
+    )
+    parser.set_defaults(corpus_names=names)
+
+
+def read_corpus(args: argparse.Namespace, model: HybridModel) -> Corpus:
+    """The tapes that the corpus options describe, cut to the model's context unless told otherwise."""
+    from workbench.corpus import corpus
+
+    options = {"max_tokens": model.config.max_position_embeddings, **given(args, args.corpus_names)}
+    if args.seed is not None:
+        options["seed"] = args.seed
+    return corpus(args.corpus, tokenizer=model.tokenizer, **options)
+
+
+def show(outcome: Outcome, *, as_json: bool) -> None:
+    """Print an outcome: one JSON object, or its text, and its notes on stderr."""
+    for note in outcome.notes:
+        print(note, file=sys.stderr)
+    if as_json:
+        print(json.dumps(plain(outcome.data), ensure_ascii=False, allow_nan=False))
+    elif outcome.text:
+        print(outcome.text)
+    sys.stdout.flush()
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON holds it: mappings and lists of plain values, None for numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, range)):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if hasattr(value, "item"):
+        return plain(value.item())
+    return str(value)
+
+
+def read_text(path: str, option: str) -> str:
+    """The text of a file that an option names.
+
+    Args:
+        path: The file.
+        option: The option, for the sentence.
+
+    Returns:
+        Its text.
+
+    Raises:
+        UserError: It is no file, or not UTF-8.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"{option} {path!r} is not valid: there is no such file; give a file of UTF-8 text")
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{option} {path!r} is not UTF-8 text ({error.reason} at byte {error.start}): convert it") from None
+
+
+def check_new(out: Path) -> Path:
+    """Refuse a directory that holds anything, before work is done for it."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        what = "holds files" if out.is_dir() else "is a file"
+        raise UserError(f"--out {str(out)!r} {what} already: choose another directory, or delete it")
+    return out
+
+
+@contextmanager
+def whole_directory(out: Path) -> Iterator[Path]:
+    """A directory to fill, which takes its name when the block ends well and is removed when it does not.
+
+    Args:
+        out: The final name; absent, or an empty directory.
+
+    Yields:
+        The directory to write into, beside the final one.
+
+    Raises:
+        UserError: The name is taken, or nothing can be written there.
+    """
+    check_new(out)
+    stage = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    made: list[Path] = []
+    try:
+        try:
+            for path in [*reversed(out.parents), stage]:
+                if not path.exists():
+                    path.mkdir()
+                    made.append(path)
+        except OSError as error:
+            raise UserError(f"--out {str(out)!r} cannot be written to ({error.strerror}): choose another") from None
+        yield stage
+        os.replace(stage, out)
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        for path in reversed(made):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+        raise

@@ -1,0 +1,211 @@
+"""Walk any policy over a draft table, round by round, as the live engine would go.
+
+Estimators, never mixed: "own" on texts the target generated greedily, where a walk is the live run; "forced" on any
+text, where it is the live run made to commit that text; slot rates are a diagnostic of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.core.errors import UserError, check_choice
+from workbench.core.frames import rounds_frame
+from workbench.core.records import RoundRecord
+from workbench.spec.accept import accept_greedy
+from workbench.spec.options import GenerateOptions
+from workbench.spec.policies import Policy, PolicyRun, RoundView
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from workbench.replay.table import DraftTable
+
+ESTIMATORS = ("own", "forced")
+
+
+@dataclass(frozen=True, eq=False)
+class Track:
+    """The columns of one document that a walk reads.
+
+    Args:
+        doc_id: The document.
+        source: Its register.
+        own: "greedy", "sampled" or "".
+        first: Position of the first pending token.
+        length: Tokens of the tape.
+        tokens: int [length].
+        target_id: int [length - 1].
+        draft_ids: int [length - 1, K]; -1 where there is no draft.
+        draft_top1: float [length - 1, K].
+    """
+
+    doc_id: str
+    source: str
+    own: str
+    first: int
+    length: int
+    tokens: np.ndarray
+    target_id: np.ndarray
+    draft_ids: np.ndarray
+    draft_top1: np.ndarray
+
+
+def tracks(table: DraftTable) -> Iterator[Track]:
+    """Documents of a table, in order."""
+    columns = ("doc_id", "source", "own", "prompt_len", "length", "token", "next_token", "target_id")
+    frame = table.frame.select(*columns, "draft_ids", "draft_top1")
+    for part in frame.partition_by("doc_id", maintain_order=True):
+        head = part.row(0, named=True)
+        ids = np.where(np.isnan(raw := np.array(part["draft_ids"].to_numpy(), dtype=np.float64)), -1, raw)
+        yield Track(
+            head["doc_id"],
+            head["source"],
+            head["own"],
+            max(head["prompt_len"], 1),
+            head["length"],
+            np.append(part["token"].to_numpy(), part["next_token"][-1]),
+            part["target_id"].to_numpy(),
+            ids.astype(np.int64),
+            np.array(part["draft_top1"].to_numpy(), dtype=np.float64),
+        )
+
+
+def walk(
+    table: DraftTable,
+    *,
+    k: int = 3,
+    policy: Policy | None = None,
+    estimator: str | None = None,
+    **given: Any,
+) -> pl.DataFrame:
+    """Rounds that a policy would have run over the recorded texts.
+
+    Args:
+        table: The draft table, with a chain at every start (stride 1).
+        k: Draft length; default 3.
+        policy: Replaces the policy that k and the options describe.
+        estimator: "own" or "forced"; None takes "own" when every document is the target's own greedy text.
+        **given: Policy options by name: p_min, pmin0, adaptive, floor, cap, floor_context.
+
+    Returns:
+        A rounds frame with one more column, ``estimator``; its time columns are 0.
+
+    Raises:
+        UserError: The table is thinned, has too few slots for the policy, or is no own text where "own" was asked for.
+    """
+    import polars as pl
+
+    chosen = policy or GenerateOptions(k=k, **given).policy()
+    if chosen.k_max > table.k_max:
+        raise UserError(
+            f"the policy drafts up to {chosen.k_max} tokens and the table has {table.k_max} slots: replay with "
+            f"k_max={chosen.k_max} or more, or use a smaller k"
+        )
+    stride = int(table.manifest.parameters["stride"])
+    if stride != 1:
+        raise UserError(f"the table has a chain at every {stride}th start only; a walk needs replay(..., stride=1)")
+    kinds = set(table.frame["own"].unique())
+    picked = estimator or ("own" if kinds == {"greedy"} else "forced")
+    check_choice("estimator", picked, ESTIMATORS, hint="slot_rates(table) gives unconditional hits per slot")
+    if picked == "own" and kinds != {"greedy"}:
+        raise UserError(
+            "estimator='own' needs texts that this target generated greedily (wb.own_tapes); use 'forced' for others"
+        )
+    width = int(table.manifest.model["hidden_size"])
+    frames = [
+        rounds_frame(walk_track(track, chosen.start(width=width), picked), doc_id=track.doc_id, source=track.source)
+        for track in tracks(table)
+    ]
+    return pl.concat(frames).with_columns(pl.lit(picked).alias("estimator"))
+
+
+def walk_track(track: Track, run: PolicyRun, estimator: str) -> list[RoundRecord]:
+    """Rounds of one document.
+
+    Args:
+        track: Its columns.
+        run: A fresh run of the policy.
+        estimator: "own" or "forced".
+
+    Returns:
+        Records equal to the live ones, without times.
+    """
+    records: list[RoundRecord] = []
+    tokens, at = track.tokens.tolist(), track.first
+    targets = track.target_id.tolist()
+    while at < track.length - 1:
+        budget = track.length - 1 - at
+        wish = run.next_k(at + 1)
+        k = max(0, min(wish, budget - 1))
+        drafts: list[int] = []
+        seen: list[float] = []
+        cause = "k" if k else "none"
+        for slot in range(k):
+            token, p = int(track.draft_ids[at, slot]), float(track.draft_top1[at, slot])
+            assert token >= 0, f"no draft recorded at {track.doc_id} {at} slot {slot}"
+            why = run.drops(slot, p, 1)
+            if why is not None:
+                cause = why
+                break
+            drafts.append(token)
+            seen.append(p)
+        picks = targets[at : at + len(drafts) + 1]
+        text = tokens[at + 1 : at + 2 + len(drafts)]
+        if estimator == "own" and picks[0] != text[0]:
+            raise UserError(
+                f"the text of {track.doc_id} is not this target's greedy text at position {at + 1}: it was generated "
+                "by another model or in another numerical class; use estimator='forced'"
+            )
+        verdict = accept_greedy(drafts, picks, force=text if estimator == "forced" else None)
+        records.append(
+            RoundRecord(
+                index=len(records),
+                start=at,
+                base=1,
+                k=k,
+                draft_ids=tuple(drafts),
+                draft_top1=tuple(seen),
+                accepted=verdict.accepted,
+                emitted=len(verdict.emitted),
+                bonus=verdict.bonus,
+                chain_stop=cause,
+                round_stop=verdict.round_stop or ("budget" if k < wish else ""),
+            )
+        )
+        at += len(verdict.emitted)
+        run.observe(RoundView(len(drafts), verdict.accepted, at + 1))
+    return records
+
+
+def slot_rates(table: DraftTable) -> pl.DataFrame:
+    """Unconditional hits per slot: a draft counts when it is the target's pick on the tape's own prefix.
+
+    A diagnostic, never a yield: beyond slot 1 the target's pick follows the tape, the draft follows its own chain.
+
+    Args:
+        table: The draft table; any stride.
+
+    Returns:
+        Columns source, slot (from 1), starts, hits, rate.
+    """
+    import polars as pl
+
+    rows = []
+    for track in tracks(table):
+        n, k = track.draft_ids.shape
+        for slot in range(k):
+            drafts = track.draft_ids[: n - slot, slot]
+            has = drafts >= 0
+            hits = int((drafts == track.target_id[slot:])[has].sum())
+            rows.append((track.source, slot + 1, int(has.sum()), hits))
+    schema = {"source": pl.String, "slot": pl.Int64, "starts": pl.Int64, "hits": pl.Int64}
+    frame = pl.DataFrame(rows, schema=schema, orient="row")
+    return (
+        frame.group_by("source", "slot", maintain_order=True)
+        .agg(pl.col("starts").sum(), pl.col("hits").sum())
+        .with_columns((pl.col("hits") / pl.col("starts")).alias("rate"))
+    )
