@@ -36,7 +36,32 @@ _LAZY = {
     "quiet": "workbench.core.progress:quiet",
 }
 
-__all__ = [*sorted(_LAZY), "__version__"]
+__all__ = [
+    "__version__",
+    "AdaptiveFloor",
+    "compare_rounds",
+    "corpus",
+    "Corpus",
+    "display",
+    "extract",
+    "FixedK",
+    "generate",
+    "GenerateOptions",
+    "live_rounds",
+    "load",
+    "load_anchors",
+    "load_table",
+    "own_tapes",
+    "plot",
+    "quiet",
+    "replay",
+    "score",
+    "Session",
+    "slot_rates",
+    "Tape",
+    "UserError",
+    "walk",
+]
 
 if TYPE_CHECKING:
     from workbench import display, plot

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from types import ModuleType
 
 from workbench import __version__
 from workbench.cli.common import show, workplace
@@ -70,9 +69,9 @@ def _run(verb: str, arguments: list[str]) -> int:
         hint = f"did you mean {near[0]!r}? " if near else ""
         what = f"unknown verb {verb!r}" if verb else "a verb is needed"
         raise UserError(f"{what}: {hint}choose one of {', '.join(VERBS)}; `workbench --help` says what they do")
-    module = _module(verb)
-    args = module.parser(arguments).read(arguments) if verb != "train" else module.read(arguments)
-    names = [name for name in vars(args)] + list(getattr(args, "names", ()))
+    module = importlib.import_module(f"workbench.cli.{verb}")
+    args = module.read(arguments)
+    names = [*vars(args), *getattr(args, "names", ())]
     try:
         with workplace(args):
             outcome = module.run(args)
@@ -82,12 +81,9 @@ def _run(verb: str, arguments: list[str]) -> int:
     return 0
 
 
-def _module(verb: str) -> ModuleType:
-    return importlib.import_module(f"workbench.cli.{verb}")
-
-
 def _go_on(verb: str) -> str:
-    return getattr(_module(verb), "GO_ON", "nothing was written")
+    """How to go on after an interruption."""
+    return getattr(sys.modules.get(f"workbench.cli.{verb}"), "GO_ON", "nothing was written; run it again")
 
 
 def _refuse(sentence: str) -> int:

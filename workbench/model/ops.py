@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workbench.core.errors import CapabilityError
+
 LANES = 64  # a flat length that is a multiple of this leaves no scalar tail in any vector width in use
 SERIAL = 32_768  # elementwise maps up to this length run on one thread, so threads cannot move a tail
 
@@ -31,8 +33,17 @@ class Numerics:
 
     @classmethod
     def of(cls, exact: bool, device: torch.device) -> Numerics:
-        """The class for a device: blocks of 4 rows on a CPU, of 16 (a tensor-core tile) on a GPU."""
-        return cls(exact, 4 if device.type == "cpu" else 16)
+        """The class on a device; exact runs on a CPU.
+
+        Raises:
+            CapabilityError: Exact numerics were asked for on a GPU, where stock products and reductions choose their
+                order by the number of rows.
+        """
+        if exact and device.type != "cpu":
+            raise CapabilityError(
+                f"exact=True runs on a CPU only, and this model is on {device.type}: use exact=False, or device='cpu'"
+            )
+        return cls(exact)
 
 
 def pad_rows(x_RK: Tensor, block: int) -> Tensor:
@@ -64,11 +75,6 @@ def linear(x_RK: Tensor, weight_NK: Tensor, num: Numerics) -> Tensor:
         return torch.mm(weight_NK, x.t()).t()[:rows].contiguous()
     block = num.row_block
     x = pad_rows(x_RK, block)
-    if not on_cpu:
-        out = torch.empty(x.shape[0], weight_NK.shape[0], dtype=x.dtype, device=x.device)
-        for i in range(0, x.shape[0], block):
-            torch.mm(x[i : i + block], weight_NK.t(), out=out[i : i + block])
-        return out[:rows]
     if x.shape[0] == block:
         return torch.mm(weight_NK, x.t()).t()[:rows].contiguous()
     blocks = x.view(-1, block, x.shape[1]).transpose(1, 2)

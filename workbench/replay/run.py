@@ -115,18 +115,20 @@ def chain_tape(model: HybridModel, tape: Tape, options: ReplayOptions, *, chains
                     past = np.array(starts)[:, None] + 1 + np.arange(k) >= n
                     ids[at] = np.where(past, -1, found[0])
                     top[at], gap[at] = (np.where(past, np.nan, x).astype(np.float32) for x in found[1:])
-        yield Chunk(lo, *target, ids, top, gap, normed, trunk)
+        yield Chunk(lo, *target, ids, top, gap, normed=normed, trunk=trunk)
 
 
-def _score(model: HybridModel, normed_TH: Tensor, next_T: Tensor, first: int) -> tuple[np.ndarray, ...]:
+def _score(
+    model: HybridModel, normed_TH: Tensor, next_T: Tensor, first: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     parts = []
     for part, logits in head_slices(model, normed_TH):
         check_finite(logits, first + part.start)
         picked = picks(logits)
         nll = picked.logsumexp - logits.gather(-1, next_T[part][:, None])[:, 0]
         parts.append((picked.ids.int().cpu(), margins(logits).cpu(), nll.cpu()))
-    ids, margin, nll = (torch.cat(x).numpy() for x in zip(*parts, strict=True))
-    return ids, margin, nll
+    ids, margin, likelihood = (torch.cat(x).numpy() for x in zip(*parts, strict=True))
+    return ids, margin, likelihood
 
 
 def _chains(

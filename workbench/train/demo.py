@@ -142,6 +142,10 @@ def evaluate(model: HybridModel, stream: np.ndarray, context: int, rows: int, de
     return {"context": context, "tokens": n * context, "loss": sum(losses) / n, "agreement": mean}
 
 
+def _compiled(function: Any) -> Any:
+    return torch.compile(function, dynamic=False)
+
+
 def _note(stage: str, step: int, began: float, lm: float, mtp: float) -> dict[str, Any]:
     entry = {"stage": stage, "step": step, "seconds": round(time.perf_counter() - began, 1), "lm": lm, "mtp": mtp}
     print(json.dumps(entry), flush=True)
@@ -202,7 +206,7 @@ def train_demo(
     calls = Steps()
     if compile_blocks:
         carry_eagerly()
-        block, first, later = (torch.compile(f, dynamic=False) for f in (calls.block, calls.first, calls.later))
+        block, first, later = (_compiled(f) for f in (calls.block, calls.first, calls.later))
         calls = Steps(block, first, later)
     decayed = [p for p in model.parameters() if p.dim() > 1]
     plain = [p for p in model.parameters() if p.dim() <= 1]

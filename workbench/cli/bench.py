@@ -1,0 +1,40 @@
+"""``workbench bench``: the benchmarks, side by side in one run; rows go to ``--out`` as JSON lines."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.cli.common import Outcome, add_common
+from workbench.cli.parser import Parser, one_of
+
+NAMES = ("decode", "replay", "extract")
+GO_ON = "rows of finished measurements are kept where --out was given; run it again for the rest"
+
+
+def read(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the verb's arguments."""
+    parser = Parser("bench", "Measure this machine; rows of one run were measured side by side and compare.")
+    parser.add_argument("name", nargs="?", type=one_of(NAMES), metavar="{" + ",".join(NAMES) + "}", help="default: all")
+    parser.add_argument("--quick", action="store_true", help="small sizes: a trial of the benchmark, no numbers to quote")
+    add_common(parser, out="file for the rows, JSON lines", seed="no effect: the benchmarks fix their own", threads=False)
+    parser.add_argument("--threads", default="1,2", metavar="N,N", help="thread counts to measure (default: 1,2)")
+    return parser.read(argv)
+
+
+def run(args: argparse.Namespace) -> Outcome:
+    """Measure, and return the rows."""
+    from workbench.bench import run as measure
+
+    out = None if args.out is None else Path(args.out)
+    rows: list[dict[str, Any]] = []
+    for name in [args.name] if args.name else NAMES:
+        rows += measure(name, out=out, threads=args.threads, quick=args.quick, progress=not args.quiet)
+    return Outcome({"verb": "bench", "rows": rows, "out": args.out}, "\n".join(map(_line, rows)))
+
+
+def _line(row: dict[str, Any]) -> str:
+    """One row as text."""
+    return "  ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items())

@@ -1,0 +1,118 @@
+"""``workbench generate``: decode one prompt; the text goes to stdout, the summary to stderr, the strip to HTML."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.cli.common import Outcome, add_common, check_new, load, plain, read_text, whole_directory
+from workbench.cli.options import add_options, given
+from workbench.cli.page import page
+from workbench.cli.parser import Parser
+from workbench.core.errors import UserError
+from workbench.core.manifest import write_atomic, write_json
+
+GO_ON = "nothing was written; run it again, with a smaller --max-new-tokens if it took too long"
+
+
+def read(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the verb's arguments."""
+    from workbench.cache.hybrid import STRATEGIES
+    from workbench.spec.options import GenerateOptions
+    from workbench.spec.proposers.mtp import CARRIERS
+
+    parser = Parser("generate", "Decode one prompt greedily; drafting changes the speed, never the text.")
+    group = parser.add_argument_group("text")
+    group.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; without it, --file or stdin is read")
+    group.add_argument("--file", metavar="FILE", help="read the prompt from a file of UTF-8 text")
+    group.add_argument("--force", metavar="FILE", help="commit this text after the prompt, whatever the target picks")
+    group.add_argument("--html", metavar="FILE", help="write the text as a strip of tokens coloured by what each was")
+    words = {"carrier": CARRIERS, "strategy": STRATEGIES}
+    names = add_options(parser, GenerateOptions, title="decoding", choices=words)
+    add_common(
+        parser,
+        out="new directory for generation.json, rounds.parquet and strip.html",
+        seed="no effect yet: greedy decoding draws nothing",
+    )
+    parser.set_defaults(names=names)
+    return parser.read(argv)
+
+
+def run(args: argparse.Namespace) -> Outcome:
+    """Decode, write what was asked for, and return text and summary."""
+    from workbench.spec.session import generate, make_options
+
+    forced = args.force is not None
+    options = make_options(None, given(args, args.names), full_force=forced)
+    prompt, force = _prompt(args), read_text(args.force, "--force") if forced else None
+    out = None if args.out is None else check_new(Path(args.out))
+    html = None if args.html is None else _file(args.html)
+    model = load(args)
+    if model.tokenizer is None:
+        raise UserError(f"checkpoint {args.model!r} has no tokenizer, so text cannot be decoded with it: add its "
+                        "tokenizer.json, or give token ids in Python")  # fmt: skip
+    ids = None if force is None else model.tokenizer.encode(force)
+    if ids is not None and prompt is None:
+        if len(ids) < 2:
+            raise UserError(f"--force {args.force!r} holds {len(ids)} tokens: without a prompt it takes at least two")
+        first, ids = ids[:1], ids[1:]
+        result = generate(model, first, options=options, force=ids)
+    else:
+        result = generate(model, prompt or "", options=options, force=ids)
+    summary = {"prompt_tokens": len(result.prompt), **result.summary}
+    data = {"text": result.text, "summary": summary, "token_ids": list(result.tokens)}
+    strip = page("A generation", result._repr_html_())
+    if out is not None:
+        with whole_directory(out) as stage:
+            rounds = [record.row() for record in result.records]
+            write_json(stage / "generation.json", plain({**data, "rounds": rounds}))
+            result.rounds.write_parquet(stage / "rounds.parquet")
+            write_atomic(stage / "strip.html", strip.encode())
+    if html is not None:
+        write_atomic(html, strip.encode())
+    written = [str(path) for path in (out, html) if path is not None]
+    notes = [*summary_lines(summary), *(f"written: {path}" for path in written)]
+    return Outcome({"verb": "generate", **data, "written": written}, result.text, notes)
+
+
+def summary_lines(s: dict[str, Any]) -> list[str]:
+    """What a generation's summary says, in lines."""
+    speed = f", {s['tokens_per_second']:.1f} tokens/s" if s["tokens_per_second"] else ""
+    numerics = "exact" if s["exact"] else "fast"
+    lines = [f"{s['tokens']} tokens after {s['prompt_tokens']} of prompt ({s['finish']}; {numerics} numerics){speed}"]
+    if s["drafted"]:
+        joint = " ".join(f"{share:.2f}" for share in s["joint"])
+        lines.append(
+            f"{s['rounds']} rounds: {s['accepted']} of {s['drafted']} drafts accepted, {s['tau']:.2f} a round without "
+            f"bonus; joint by slot: {joint}"
+        )
+    if s["repeated_8grams"]:
+        lines.append(f"{100 * s['repeated_8grams']:.0f} % of the 8-grams repeat earlier ones: a loop is easy to draft")
+    return lines
+
+
+def _prompt(args: argparse.Namespace) -> str | None:
+    """The prompt from the argument, the file or stdin; None when the forced text alone was given."""
+    if args.prompt is not None and args.file is not None:
+        raise UserError("PROMPT and --file exclude each other: give one of them")
+    if args.file is not None:
+        return read_text(args.file, "--file")
+    if args.prompt not in (None, "-"):
+        return args.prompt
+    if args.prompt is None and args.force is not None:
+        return None
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UserError("a prompt is needed: write it after `workbench generate`, name a --file, or pipe it in")
+    return sys.stdin.read()
+
+
+def _file(path: str) -> Path:
+    """A file to write, its folder there."""
+    file = Path(path)
+    if file.is_dir() or not file.parent.is_dir():
+        why = "is a directory" if file.is_dir() else "lies in a directory that does not exist"
+        raise UserError(f"--html {path!r} {why}: give the name of a file to write")
+    return file

@@ -1,0 +1,80 @@
+"""A self-contained HTML page: one style sheet, light and dark, figures inside; pure string building."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+from html import escape
+
+STYLE = """
+:root{color-scheme:light dark;--ink:#1d1d1f;--soft:#5c5c66;--line:#d9d9de;--back:#ffffff;--card:#f6f6f8}
+@media (prefers-color-scheme:dark){:root{--ink:#ececf0;--soft:#a2a2ad;--line:#3a3a42;--back:#17171a;--card:#212126}}
+body{margin:0;background:var(--back);color:var(--ink);font:15px/1.55 system-ui,sans-serif}
+main{max-width:980px;margin:0 auto;padding:28px 20px 60px}
+h1{font-size:26px;margin:0 0 4px}h2{font-size:19px;margin:38px 0 8px;border-top:1px solid var(--line);padding-top:18px}
+p{margin:8px 0;max-width:75ch}.soft,figcaption{color:var(--soft)}
+.facts{display:flex;flex-wrap:wrap;gap:10px;margin:18px 0}
+.fact{background:var(--card);border-radius:8px;padding:10px 14px;min-width:120px}
+.fact b{display:block;font-size:21px;font-variant-numeric:tabular-nums}.fact span{color:var(--soft);font-size:13px}
+.scroll{overflow-x:auto}
+table.data{border-collapse:collapse;margin:10px 0;font-size:14px;font-variant-numeric:tabular-nums}
+table.data th,table.data td{padding:3px 12px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
+table.data th:first-child,table.data td:first-child{text-align:left;padding-left:0}
+table.data th{color:var(--soft);font-weight:600}table.data td.best{font-weight:700;background:rgba(0,158,115,.22)}
+figure{margin:14px 0 22px}figure img{max-width:100%;background:#fff;border-radius:6px;padding:8px;box-sizing:border-box}
+figcaption{font-size:14px;max-width:75ch;margin-top:6px}
+pre.plain{background:var(--card);padding:12px;border-radius:8px;overflow-x:auto;font-size:12.5px;line-height:1.45}
+details summary{cursor:pointer;color:var(--soft)}
+"""
+
+
+def page(title: str, body: str) -> str:
+    """A whole HTML document.
+
+    Args:
+        title: Its title, plain text.
+        body: Its content, HTML.
+
+    Returns:
+        The document; it refers to nothing outside itself.
+    """
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+    return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body><main>{body}</main></body></html>\n'
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> str:
+    """Headline numbers: (name, value) pairs as tiles."""
+    tiles = (f'<div class="fact"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in pairs)
+    return f'<div class="facts">{"".join(tiles)}</div>'
+
+
+def paragraph(text: str, *, soft: bool = False) -> str:
+    """A paragraph of plain text."""
+    return f"<p{' class=soft' if soft else ''}>{escape(text)}</p>"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, best: tuple[int, int] | None = None) -> str:
+    """A table of texts, numbers right-aligned.
+
+    Args:
+        head: Column names.
+        rows: Texts, the row's name first.
+        best: (row, column) of a cell to point out; None for none.
+    """
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    lines = []
+    for r, row in enumerate(rows):
+        cells = (f"<td{' class=best' if best == (r, c) else ''}>{escape(text)}</td>" for c, text in enumerate(row))
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return f'<div class="scroll"><table class="data"><thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def figure(png: bytes, title: str, says: str) -> str:
+    """A figure, embedded, with what it says under it."""
+    source = "data:image/png;base64," + b64encode(png).decode()
+    return f'<figure><img alt="{escape(title)}" src="{source}"><figcaption>{escape(says)}</figcaption></figure>'
+
+
+def folded(title: str, text: str) -> str:
+    """Preformatted text that opens on a click."""
+    return f'<details><summary>{escape(title)}</summary><pre class="plain">{escape(text)}</pre></details>'
