@@ -41,6 +41,8 @@ class DemoRecipe:
         long_context: Tokens per sequence in the last stage.
         mtp_steps: Further steps, at the end, that train the MTP head alone against the finished target.
         mtp_lr: Peak learning rate of those steps.
+        mtp_hard: Share of their target that is the target's pick alone rather than its distribution.
+        mtp_long_every: Every how many of them one runs at ``long_context``; 0 for none.
         lr: Peak learning rate of AdamW.
         min_lr: Learning rate at the end, as a share of the peak.
         warmup: Steps of linear warm-up.
@@ -59,6 +61,8 @@ class DemoRecipe:
     long_context: int = 4096
     mtp_steps: int = 500
     mtp_lr: float = 1e-3
+    mtp_hard: float = 0.0
+    mtp_long_every: int = 0
     lr: float = 3e-3
     min_lr: float = 0.02
     warmup: int = 150
@@ -142,6 +146,10 @@ def evaluate(model: HybridModel, stream: np.ndarray, context: int, rows: int, de
     return {"context": context, "tokens": n * context, "loss": sum(losses) / n, "agreement": mean}
 
 
+def _heldout(model: HybridModel, held: np.ndarray, where: torch.device) -> list[dict[str, Any]]:
+    return [evaluate(model, held, context, 65_536 // context, where) for context in (1024, 4096)]
+
+
 def _compiled(function: Any) -> Any:
     return torch.compile(function, dynamic=False)
 
@@ -173,7 +181,7 @@ def train_demo(
         start_from: Checkpoint to continue from, with a fresh optimiser; None to initialise.
         device: "cuda", or "cpu" for a trial.
         compile_blocks: Compile the layers.
-        max_seconds: Cut the joint steps, once their speed is known, to fit this time; the report holds the number.
+        max_seconds: Cut the steps, once their speed is known, to fit this time; the report holds the numbers.
         commit: Git commit recorded in the report.
         command: Command line recorded in the report.
 
@@ -247,19 +255,33 @@ def train_demo(
     model.requires_grad_(False)
     assert model.mtp is not None
     model.mtp.requires_grad_(True)
+    heldout_before = None if recipe.steps else _heldout(model, held, where)
     head = torch.optim.AdamW(model.mtp.parameters(), lr=recipe.mtp_lr, betas=(0.9, 0.95), weight_decay=0.01)
-    for step in range(recipe.mtp_steps):
+    head_steps, step, head_began = recipe.mtp_steps, 0, time.perf_counter()
+    while step < head_steps:
         for group in head.param_groups:
-            cosine = 0.5 * (1 + math.cos(math.pi * step / recipe.mtp_steps))
+            cosine = 0.5 * (1 + math.cos(math.pi * step / head_steps))
             group["lr"] = recipe.mtp_lr * min(1.0, (step + 1) / 25) * cosine
-        tokens = batches(train, recipe.tokens_per_step // recipe.context, recipe.context, rng, where)
+        far = recipe.mtp_long_every and step % recipe.mtp_long_every == 0
+        context = recipe.long_context if far else recipe.context
+        tokens = batches(train, recipe.tokens_per_step // context, context, rng, where)
         with torch.autocast(where.type, torch.bfloat16, enabled=where.type == "cuda"):
-            lm, mtp = joint_loss(model, tokens, steps=STEPS_UNROLLED, stride=1, calls=calls)
+            lm, mtp = joint_loss(
+                model, tokens, steps=STEPS_UNROLLED, stride=4 if far else 1, hard=recipe.mtp_hard, calls=calls
+            )
         mtp.backward()
         head.step()
         head.zero_grad(set_to_none=True)
-        if step % 50 == 0 or step + 1 == recipe.mtp_steps:
+        if step % 50 == 0 or step + 1 == head_steps:
             log.append(_note("head", step, began, lm.item(), mtp.item()))
+        step += 1
+        if step == 12:
+            head_began = time.perf_counter()
+        if step == 30 and max_seconds is not None:
+            per_step = (time.perf_counter() - head_began) / 18
+            head_steps = min(
+                head_steps, 30 + max(0, int((max_seconds - (time.perf_counter() - began) - 15) / per_step))
+            )
         bar.update()
     bar.close()
     seconds = time.perf_counter() - began
@@ -267,16 +289,17 @@ def train_demo(
     clean = HybridModel(model.config, exact=False).to(where)
     clean.load_state_dict({k: v.to(torch.bfloat16).float() for k, v in model.state_dict().items()})
     report = {
-        "recipe": asdict(replace(recipe, steps=steps)),
+        "recipe": asdict(replace(recipe, steps=steps, mtp_steps=head_steps)),
         "parameters": sum(p.numel() for p in clean.parameters()),
         "train_tokens": len(train),
-        "tokens_seen": (steps + recipe.mtp_steps) * recipe.tokens_per_step,
+        "tokens_seen": (steps + head_steps) * recipe.tokens_per_step,
         "seconds": seconds,
         "device": torch.cuda.get_device_name() if where.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "commit": commit,
         "command": command,
-        "heldout": [evaluate(clean, held, c, 64 if c == 1024 else 16, where) for c in (1024, 4096)],
+        "heldout": _heldout(clean, held, where),
+        "heldout_before": heldout_before,
         "log": log,
     }
     save_model(clean, dst, dtype=torch.bfloat16)

@@ -21,9 +21,23 @@ from workbench.model.rotary import Rotary
 FAST = Numerics(exact=False)
 
 
-def soft_cross_entropy(logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Mean cross entropy of a drafter's rows against the target's own distribution, which gets no gradient."""
-    return -(target_logits.detach().float().softmax(-1) * log_softmax(logits.float(), -1)).sum(-1).mean()
+def soft_cross_entropy(logits: Tensor, target_logits: Tensor, hard: float = 0.0) -> Tensor:
+    """Mean cross entropy of a drafter's rows against the target's own distribution, which gets no gradient.
+
+    Args:
+        logits: The drafter's rows [..., V].
+        target_logits: The target's rows, same shape.
+        hard: Share of the target that is its pick alone rather than its distribution; default 0.
+
+    Returns:
+        A scalar, nats.
+    """
+    logp, target = log_softmax(logits.float(), -1), target_logits.detach().float()
+    soft = -(target.softmax(-1) * logp).sum(-1).mean()
+    if not hard:
+        return soft
+    pick = -logp.gather(-1, target.argmax(-1, keepdim=True)).mean()
+    return (1 - hard) * soft + hard * pick
 
 
 def first_step(
@@ -124,6 +138,7 @@ def joint_loss(
     *,
     steps: int,
     stride: int,
+    hard: float = 0.0,
     calls: Steps | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Next-token loss of the target and mean soft loss of its MTP head over the unrolled steps.
@@ -133,6 +148,7 @@ def joint_loss(
         tokens_BS: Token ids.
         steps: Unrolled MTP steps.
         stride: Every how many slots a longer chain starts.
+        hard: Share of the MTP target that is the target's pick alone; see ``soft_cross_entropy``.
         calls: Compiled forms of the steps; None for the plain ones.
 
     Returns:
@@ -144,7 +160,7 @@ def joint_loss(
     lm = cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), tokens_BS[:, 1:].reshape(-1))
     parts = []
     for carrier, rows in unrolled(model, tokens_BS, normed, steps=steps, stride=stride, calls=calls):
-        parts.append(soft_cross_entropy(model.unembed(carrier), logits[:, rows]))
+        parts.append(soft_cross_entropy(model.unembed(carrier), logits[:, rows], hard))
     return lm, torch.stack(parts).mean()
 
 
