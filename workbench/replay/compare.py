@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.errors import UserError, check_choice
 from workbench.core.progress import progress
-from workbench.core.tape import Corpus, Tape
+from workbench.core.tape import Corpus, Own, Tape
 from workbench.datasets.extract import numerical_class
 from workbench.datasets.provenance import as_corpus
+from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
+from workbench.replay.walk import ESTIMATORS
 from workbench.spec.session import generate
 
 if TYPE_CHECKING:
@@ -37,12 +40,23 @@ def live_rounds(
 
     Returns:
         A rounds frame over all documents.
+
+    Raises:
+        UserError: A tape is not the target's own where "own" was asked for, or an option is not valid.
     """
     import polars as pl
 
+    check_choice("estimator", estimator, ESTIMATORS)
+    corpus = as_corpus(tapes)
+    for tape in corpus:
+        if estimator == "own" and (tape.own is None or tape.own != Own("greedy", fingerprint(model))):
+            raise UserError(
+                f"tape {tape.doc_id!r} is not this target's own greedy text (wb.own_tapes makes such tapes): use "
+                "estimator='forced' to make the engine commit it"
+            )
     frames = []
     with numerical_class(model, exact):
-        for tape in progress(as_corpus(tapes), desc="live rounds", unit="doc"):
+        for tape in progress(corpus, desc="live rounds", unit="doc"):
             if estimator == "own":
                 n = len(tape) - tape.prompt_len
                 made = generate(model, tape, max_new_tokens=n, **options)
@@ -60,11 +74,13 @@ def compare_rounds(walked: pl.DataFrame, live: pl.DataFrame, table: DraftTable |
     Args:
         walked: Rounds of a walk.
         live: Rounds of the live engine.
-        table: Adds the table's margins at each start, which tell rounding from error; None leaves them out.
+        table: Adds where the two sides part and by what margin, which tells rounding from error; None leaves that out.
 
     Returns:
         One row per differing start: doc_id, start, and drafted, accepted, chain_stop, round_stop and draft_ids of
-        both sides (null where a side has no round there); empty when the two agree.
+        both sides (null where a side has no round there); empty when the two agree. With a table also decision
+        ("draft", "stop" or "accept": the first that differs), slot (from 0), margin (top-2 margin of the drafter's
+        or the target's logits there; null for a stop) and draft_top1 of that slot; null where a side has no round.
     """
     import polars as pl
 
@@ -76,7 +92,28 @@ def compare_rounds(walked: pl.DataFrame, live: pl.DataFrame, table: DraftTable |
     rows = both.filter(~same).sort("doc_id", "start")
     if table is None:
         return rows
-    margins = table.frame.select(
-        "doc_id", pl.col("position").alias("start"), "target_margin", "draft_margin", "draft_top1"
-    )
-    return rows.join(margins, on=["doc_id", "start"], how="left")
+    parted = [_parting(table.frame, row) for row in rows.iter_rows(named=True)]
+    schema = {"decision": pl.String, "slot": pl.Int32, "margin": pl.Float64, "draft_top1": pl.Float64}
+    return rows.hstack(pl.DataFrame(parted, schema=schema, orient="row"))
+
+
+def _parting(frame: pl.DataFrame, row: dict[str, Any]) -> tuple[str | None, int | None, float | None, float | None]:
+    """Decision, slot, margin and draft probability where the two sides of a differing round part."""
+    import polars as pl
+
+    a, b = row["draft_ids"], row["draft_ids_live"]
+    if a is None or b is None:
+        return None, None, None, None
+    shorter = min(len(a), len(b))
+    slot = next((j for j in range(shorter) if a[j] != b[j]), shorter)
+    decision = "draft" if slot < shorter else "stop"
+    if slot == shorter and len(a) == len(b):
+        decision, slot = "accept", min(row["accepted"], row["accepted_live"])
+    at = frame.filter(pl.col("doc_id") == row["doc_id"])
+    chain = at.filter(pl.col("position") == row["start"]).row(0, named=True)
+    top1 = chain["draft_top1"][slot] if slot < len(chain["draft_top1"]) else None
+    if decision == "draft":
+        return decision, slot, chain["draft_margin"][slot], top1
+    if decision == "stop":
+        return decision, slot, None, top1
+    return decision, slot, at.filter(pl.col("position") == row["start"] + slot)["target_margin"][0], top1

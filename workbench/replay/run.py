@@ -140,7 +140,8 @@ def _chains(
     for slot in range(k):
         parts = []
         for part, logits in head_slices(model, carrier):
-            check_finite(logits, starts[part.start] + slot)
+            for i in (~logits.sum(-1).isfinite()).nonzero()[:, 0].tolist():
+                check_finite(logits[i : i + 1], starts[part.start + i] + slot)
             picked = picks(logits)
             parts.append((picked.ids, picked.top1, margins(logits)))
         ids, top, gap = (torch.cat(x) for x in zip(*parts, strict=True))

@@ -18,7 +18,7 @@ from workbench.datasets.shards import ShardDirectory, load_shards, plan_shards
 from workbench.model.hybrid import HybridModel
 from workbench.replay.options import ReplayOptions
 from workbench.replay.run import chain_tape
-from workbench.replay.table import scorable
+from workbench.replay.table import even_batches, scorable
 
 if TYPE_CHECKING:
     import polars as pl
@@ -85,7 +85,8 @@ def score(
             spans = {i: directory.plan[i] for i in directory.pending}
             with progress(sum(sum(sizes[a:b]) for a, b in spans.values()), desc="score", unit="tok") as bar:
                 for index, (first, last) in spans.items():
-                    directory.write(index, _batches(model, corpus.tapes[first:last], schema, options, bar))
+                    batches = _batches(model, corpus.tapes[first:last], schema, options, bar)
+                    directory.write(index, even_batches(batches))
             directory.finish({"documents": len(corpus), "rows": sum(sizes), "tokens": corpus.n_tokens})
     columns = ["doc_id", "source", "nll", "n_bytes"]
     frame = pl.from_arrow(load_shards(out, kind=KIND, check_hashes=False).data.table.select(columns))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ from workbench.core.progress import progress
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets.extract import numerical_class
 from workbench.datasets.provenance import as_corpus, check_tapes, new_manifest
-from workbench.datasets.shards import ShardDirectory, load_shards, plan_shards
+from workbench.datasets.shards import BATCH_ROWS, ShardDirectory, load_shards, plan_shards
+from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
 from workbench.replay.options import ReplayOptions
 from workbench.replay.run import Chunk, chain_tape
@@ -101,7 +102,7 @@ def replay(
     parameters = {"k_max": k_max, "stride": stride, "chunk": chunk, "carrier": carrier, "shard_rows": shard_rows}
     with numerical_class(model, exact):
         manifest = new_manifest(KIND, model, corpus, parameters=parameters)
-        _write(model, corpus, Path(out), manifest, table_schema(k_max), options)
+        _write(model, corpus, Path(out), manifest, options, resume)
     return load_table(out, check_hashes=False)
 
 
@@ -119,28 +120,47 @@ def scorable(model: HybridModel, tapes: Any) -> Corpus:
 
 
 def _write(
-    model: HybridModel, corpus: Corpus, out: Path, manifest: Manifest, schema: pa.Schema, options: ReplayOptions
+    model: HybridModel, corpus: Corpus, out: Path, manifest: Manifest, options: ReplayOptions, resume: bool
 ) -> None:
-    rows = [len(tape) - 1 for tape in corpus]
-    with ShardDirectory(out, manifest, plan=plan_shards(rows, options.shard_rows), schema=schema) as directory:
+    rows, schema = [len(tape) - 1 for tape in corpus], table_schema(options.k_max)
+    plan = plan_shards(rows, options.shard_rows)
+    with ShardDirectory(out, manifest, plan=plan, schema=schema, resume=resume) as directory:
         spans = {i: directory.plan[i] for i in directory.pending}
         todo = sum(sum(rows[a:b]) for a, b in spans.values())
         with progress(todo, desc="replay", unit="tok", enabled=None if todo else False) as bar:
             for index, (first, last) in spans.items():
-                directory.write(index, _batches(model, corpus.tapes[first:last], schema, options, bar))
+                batches = _batches(model, corpus.tapes[first:last], schema, options, bar)
+                directory.write(index, even_batches(batches))
         directory.finish({"documents": len(corpus), "rows": sum(rows), "tokens": corpus.n_tokens})
 
 
 def _batches(
     model: HybridModel, tapes: Sequence[Tape], schema: pa.Schema, options: ReplayOptions, bar: Any
 ) -> Iterator[pa.RecordBatch]:
+    here = fingerprint(model)
     for tape in tapes:
+        own = tape.own.kind if tape.own and tape.own.model == here else ""
         for part in chain_tape(model, tape, options):
-            yield _batch(tape, part, schema)
+            yield _batch(tape, own, part, schema)
             bar.update(len(part.nll))
 
 
-def _batch(tape: Tape, part: Chunk, schema: pa.Schema) -> pa.RecordBatch:
+def even_batches(batches: Iterable[pa.RecordBatch], size: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of ``size``, the last one shorter: a file's bytes do not tell the chunk of a forward."""
+    import pyarrow as pa
+
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        while sum(b.num_rows for b in held) >= size:
+            joined = pa.concat_batches(held)
+            yield joined.slice(0, size)
+            held = [joined.slice(size)] if joined.num_rows > size else []
+    if held:
+        yield pa.concat_batches(held)
+
+
+def _batch(tape: Tape, own: str, part: Chunk, schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
     t = len(part.nll)
@@ -156,7 +176,7 @@ def _batch(tape: Tape, part: Chunk, schema: pa.Schema) -> pa.RecordBatch:
         "doc_id": pa.array([tape.doc_id] * t),
         "source": pa.array([tape.source] * t),
         "split": pa.array([tape.split] * t),
-        "own": pa.array([tape.own.kind if tape.own else ""] * t),
+        "own": pa.array([own] * t),
         "position": pa.array(at),
         "length": pa.array(np.full(t, len(tape), np.int32)),
         "prompt_len": pa.array(np.full(t, tape.prompt_len, np.int32)),

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from workbench.replay.table import DraftTable
 
 ESTIMATORS = ("own", "forced")
+POLICY_OPTIONS = ("p_min", "pmin0", "adaptive", "floor", "cap", "floor_context")
+# Largest margin, by the model's dtype, at which two routes of the fast class may pick different tokens.
+ROUNDING = {"float64": 1e-9, "float32": 1e-2, "bfloat16": 1.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +42,7 @@ class Track:
         length: Tokens of the tape.
         tokens: int [length].
         target_id: int [length - 1].
+        target_margin: float [length - 1].
         draft_ids: int [length - 1, K]; -1 where there is no draft.
         draft_top1: float [length - 1, K].
     """
@@ -50,13 +54,14 @@ class Track:
     length: int
     tokens: np.ndarray
     target_id: np.ndarray
+    target_margin: np.ndarray
     draft_ids: np.ndarray
     draft_top1: np.ndarray
 
 
 def tracks(table: DraftTable) -> Iterator[Track]:
     """Documents of a table, in order."""
-    columns = ("doc_id", "source", "own", "prompt_len", "length", "token", "next_token", "target_id")
+    columns = ("doc_id", "source", "own", "prompt_len", "length", "token", "next_token", "target_id", "target_margin")
     frame = table.frame.select(*columns, "draft_ids", "draft_top1")
     for part in frame.partition_by("doc_id", maintain_order=True):
         head = part.row(0, named=True)
@@ -69,6 +74,7 @@ def tracks(table: DraftTable) -> Iterator[Track]:
             head["length"],
             np.append(part["token"].to_numpy(), part["next_token"][-1]),
             part["target_id"].to_numpy(),
+            part["target_margin"].to_numpy(),
             ids.astype(np.int64),
             np.array(part["draft_top1"].to_numpy(), dtype=np.float64),
         )
@@ -89,16 +95,18 @@ def walk(
         k: Draft length; default 3.
         policy: Replaces the policy that k and the options describe.
         estimator: "own" or "forced"; None takes "own" when every document is the target's own greedy text.
-        **given: Policy options by name: p_min, pmin0, adaptive, floor, cap, floor_context.
+        **given: Policy options by name, instead of a policy: p_min, pmin0, adaptive, floor, cap, floor_context.
 
     Returns:
         A rounds frame with one more column, ``estimator``; its time columns are 0.
 
     Raises:
-        UserError: The table is thinned, has too few slots for the policy, or is no own text where "own" was asked for.
+        UserError: An option is not valid, the table is thinned, has too few slots for the policy, or is no own text
+            where "own" was asked for.
     """
     import polars as pl
 
+    _check_given(policy, given)
     chosen = policy or GenerateOptions(k=k, **given).policy()
     if chosen.k_max > table.k_max:
         raise UserError(
@@ -115,12 +123,48 @@ def walk(
         raise UserError(
             "estimator='own' needs texts that this target generated greedily (wb.own_tapes); use 'forced' for others"
         )
-    width = int(table.manifest.model["hidden_size"])
-    frames = [
-        rounds_frame(walk_track(track, chosen.start(width=width), picked), doc_id=track.doc_id, source=track.source)
-        for track in tracks(table)
-    ]
+    model = table.manifest.model
+    width = int(model["hidden_size"])
+    frames = []
+    for track in tracks(table):
+        if picked == "own":
+            check_own(track, 0.0 if model["exact"] else ROUNDING[model["dtype"]])
+        records = walk_track(track, chosen.start(width=width), picked)
+        frames.append(rounds_frame(records, doc_id=track.doc_id, source=track.source))
     return pl.concat(frames).with_columns(pl.lit(picked).alias("estimator"))
+
+
+def _check_given(policy: Policy | None, given: dict[str, Any]) -> None:
+    valid = ", ".join(POLICY_OPTIONS)
+    if unknown := [name for name in given if name not in POLICY_OPTIONS]:
+        raise UserError(
+            f"option {', '.join(map(repr, unknown))} is not valid in a walk: valid options are k, policy, estimator, "
+            f"{valid}; what shapes the chains themselves, such as carrier, is set when the table is made"
+        )
+    if policy is not None and given:
+        raise UserError(f"policy and {', '.join(map(repr, given))} were both given: a policy holds its own options")
+
+
+def check_own(track: Track, rounding: float) -> None:
+    """Refuse a text that the target, as recorded, would not have generated.
+
+    Args:
+        track: The columns of one document.
+        rounding: Margin up to which another pick may be rounding; 0 in exact mode.
+
+    Raises:
+        UserError: A recorded pick differs from the text by more.
+    """
+    picks, text = track.target_id[track.first :], track.tokens[track.first + 1 :]
+    margins = track.target_margin[track.first :]
+    bad = np.flatnonzero((picks != text) & (margins >= rounding))
+    if len(bad):
+        at = int(bad[0])
+        raise UserError(
+            f"the text of {track.doc_id} is not this target's greedy text at position {track.first + 1 + at}, where "
+            f"its pick leads by {margins[at]:.2g}: it was generated by another model or in another numerical class; "
+            "use estimator='forced'"
+        )
 
 
 def walk_track(track: Track, run: PolicyRun, estimator: str) -> list[RoundRecord]:
@@ -129,7 +173,7 @@ def walk_track(track: Track, run: PolicyRun, estimator: str) -> list[RoundRecord
     Args:
         track: Its columns.
         run: A fresh run of the policy.
-        estimator: "own" or "forced".
+        estimator: "own", for a text that ``check_own`` passes, or "forced".
 
     Returns:
         Records equal to the live ones, without times.
@@ -153,14 +197,11 @@ def walk_track(track: Track, run: PolicyRun, estimator: str) -> list[RoundRecord
                 break
             drafts.append(token)
             seen.append(p)
-        picks = targets[at : at + len(drafts) + 1]
         text = tokens[at + 1 : at + 2 + len(drafts)]
-        if estimator == "own" and picks[0] != text[0]:
-            raise UserError(
-                f"the text of {track.doc_id} is not this target's greedy text at position {at + 1}: it was generated "
-                "by another model or in another numerical class; use estimator='forced'"
-            )
-        verdict = accept_greedy(drafts, picks, force=text if estimator == "forced" else None)
+        if estimator == "own":  # the text is what the target picked
+            verdict = accept_greedy(drafts, text)
+        else:
+            verdict = accept_greedy(drafts, targets[at : at + len(drafts) + 1], force=text)
         records.append(
             RoundRecord(
                 index=len(records),
@@ -190,7 +231,7 @@ def slot_rates(table: DraftTable) -> pl.DataFrame:
         table: The draft table; any stride.
 
     Returns:
-        Columns source, slot (from 1), starts, hits, rate.
+        Columns source, slot (from 1), starts, hits, rate (null without a start).
     """
     import polars as pl
 
@@ -198,7 +239,7 @@ def slot_rates(table: DraftTable) -> pl.DataFrame:
     for track in tracks(table):
         n, k = track.draft_ids.shape
         for slot in range(k):
-            drafts = track.draft_ids[: n - slot, slot]
+            drafts = track.draft_ids[: max(n - slot, 0), slot]
             has = drafts >= 0
             hits = int((drafts == track.target_id[slot:])[has].sum())
             rows.append((track.source, slot + 1, int(has.sum()), hits))
@@ -207,5 +248,5 @@ def slot_rates(table: DraftTable) -> pl.DataFrame:
     return (
         frame.group_by("source", "slot", maintain_order=True)
         .agg(pl.col("starts").sum(), pl.col("hits").sum())
-        .with_columns((pl.col("hits") / pl.col("starts")).alias("rate"))
+        .with_columns(pl.when(pl.col("starts") > 0).then(pl.col("hits") / pl.col("starts")).alias("rate"))
     )
