@@ -10,7 +10,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import combinations, cycle, product
+from itertools import accumulate, combinations, cycle, product
 from statistics import mean
 from typing import Any
 
@@ -90,20 +90,34 @@ def plain(model: HybridModel, prompts: Sequence[Sequence[int]], n: int) -> list[
     return torch.cat(picks, 1).tolist()
 
 
-def proposer_for(cell: Cell, model: HybridModel, truth: Sequence[int], seed: int) -> Proposer | None:
-    """The cell's proposer; scripted ones are unsure of a third of the tokens, so that thresholds cut their chains."""
-    vocab, rng = model.config.vocab_size, random.Random(seed)
-    if cell["proposer"] == "mtp":
+def proposer_for(cell: Cell, model: HybridModel, ids: list[int], own: list[int], seed: int) -> Proposer | None:
+    """The cell's proposer; scripted ones are unsure of a sixth of the tokens, so that thresholds cut their chains.
+
+    What a scripted one gets right depends on the place in the generated text alone, never on the text itself.
+    """
+    vocab, rng, first, kind = model.config.vocab_size, random.Random(seed), len(ids), cell["proposer"]
+    if kind == "mtp":
         return None
-    if cell["proposer"] == "given":  # a mixture of true tokens and any others, of any length
+    if kind == "given":  # a mixture of true tokens and any others, of any length
         chains = [
-            [rng.choice((truth[(start + i) % len(truth)], rng.randrange(vocab))) for i in range(rng.randrange(10))]
+            [rng.choice((own[(start + i) % len(own)], rng.randrange(vocab))) for i in range(rng.randrange(10))]
             for start in range(NEW)
         ]
         return GivenProposer(chains, [[rng.random() for _ in chain] for chain in chains])
-    scripted = ScriptedProposer.pattern(cell["proposer"], truth, vocab_size=vocab, seed=seed)
-    scripted.confidence = lambda position, slot: 0.2 if random.Random(f"{seed}:{position}").random() < 0.33 else 0.9
-    return scripted
+    wrong = set(accumulate(rng.randint(1, cell["k"] + 2) for _ in range(NEW)))  # so that every length is as likely
+    sure = [rng.random() for _ in range(4 * NEW)]
+    rules: dict[str, Callable[[int, int], bool]] = {
+        "perfect": lambda at, slot: False,
+        "useless": lambda at, slot: True,
+        "alternating": lambda at, slot: (at - first) % 2 == 1,
+        "random": lambda at, slot: at - first in wrong,
+    }
+    return ScriptedProposer(
+        [*ids, *own],
+        rules[kind],
+        vocab_size=vocab,
+        confidence=lambda at, slot: 0.2 if sure[at - first] < 1 / 6 else 0.9,
+    )
 
 
 def speculate(
@@ -123,7 +137,7 @@ def speculate(
         options=GenerateOptions(
             k=cell["k"], carry=cell["carry"], strategy=cell["strategy"], **{**POLICIES[cell["policy"]], **options}
         ),
-        proposer=proposer_for(cell, model, [*ids, *own], seed),
+        proposer=proposer_for(cell, model, ids, own, seed),
         capacity=len(ids) + n if cell["cut"] == "context" else None,
     )
     session.state.stop_ids = stops
