@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-demo: venv  ## decode speculatively with the shipped checkpoint and show every round
+demo: venv  ## the whole job on the shipped checkpoint; figures and a page in data/runs
 	$(BIN)/workbench demo $(ARGS)
 
 lint: venv  ## style, formatting, types and the direction of imports

@@ -225,12 +225,18 @@ def prompts_of(model: HybridModel, per_register: int, seed: int = 1) -> list[tup
     return [out[i + j * per_register] for i in range(per_register) for j in range(len(REGISTERS))]
 
 
+def design(times: int = 2, seed: int = 0) -> list[Cell]:
+    """Every pair of levels ``times`` times, and every K once with uncut chains of every accepted length."""
+    even = dict(proposer="random", policy="fixed", cut="none", strategy="tape", carry=True)
+    return [*covering(FACTORS, times=times, seed=seed), *({"k": k, **even} for k in FACTORS["k"])]
+
+
 def test_the_design_covers_every_pair():
-    cells = covering(FACTORS, times=2)
+    cells = design()
     seen = Counter((a, cell[a], b, cell[b]) for cell in cells for a, b in combinations(FACTORS, 2))
     for a, b in combinations(FACTORS, 2):
         assert all(seen[a, x, b, y] >= 2 for x, y in product(FACTORS[a], FACTORS[b]))
-    assert 96 <= len(cells) <= 125
+    assert 100 <= len(cells) <= 125
 
 
 def run_design(model: HybridModel, cells: Sequence[Cell], batch: int = 15) -> tuple[list[str], Tally, dict[str, Any]]:
@@ -263,10 +269,7 @@ def run_design(model: HybridModel, cells: Sequence[Cell], batch: int = 15) -> tu
 
 
 def test_speculation_is_plain_decode_on_held_out_prompts(demo, record_property):
-    cells = covering(FACTORS, times=2)
-    assert len(cells) >= 96
-    cells += covering(FACTORS, times=1, seed=7)[: max(0, 105 - len(cells))]
-    problems, tally, figures = run_design(demo, cells)
+    problems, tally, figures = run_design(demo, design())
     for name, value in figures.items():
         record_property(name, value)
     print(figures)
@@ -483,8 +486,7 @@ def test_every_combination_on_random_models(lively, k):
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(3))
 def test_further_designs_on_held_out_prompts(demo, seed):
-    cells = covering(FACTORS, times=3, seed=100 + seed)
-    problems, tally, figures = run_design(demo, cells)
+    problems, tally, figures = run_design(demo, design(times=3, seed=100 + seed))
     print(figures)
     assert not problems, "\n".join(problems)
     tally.check(8, NEW)

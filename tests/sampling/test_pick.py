@@ -42,8 +42,8 @@ def test_bits_do_not_depend_on_the_number_of_rows(vocab):
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_bits_do_not_depend_on_the_number_of_rows_with_threads(threads, count):
     with threads(count):
-        for vocab in (83, 4096, 32_769, 50_257):
-            assert dependence(picks, vocab, (1, 2, 3, 7, 16), rows=16) == 0, vocab
+        for vocab in (83, 32_769):
+            assert dependence(picks, vocab, (1, 2, 7, 16), rows=16) == 0, vocab
 
 
 @pytest.mark.full
@@ -56,23 +56,20 @@ def test_bits_do_not_depend_on_the_number_of_rows_in_large_vocabularies(threads,
 
 def plainly(logits: Tensor) -> Picks:
     """The same by stock operations."""
-    log_total = logits.logsumexp(-1)
     best, ids = logits.max(-1)
-    return Picks(ids, (best - log_total).exp(), log_total)
+    return Picks(ids, 1.0 / (logits - best[:, None]).exp().sum(-1), logits.logsumexp(-1))
 
 
-def test_stock_operations_would_depend_on_it():
-    """The control: some group of rows gets other bits from logsumexp, so the check above can fail."""
-    assert sum(dependence(plainly, vocab, range(1, 41)) for vocab in (7, 65, 83, 4097)) > 0
+def test_stock_operations_would_depend_on_it(threads):
+    """The control: a long row alone is summed by another route where threads share the work, and the check sees it."""
+    with threads(2):
+        assert dependence(plainly, 50_257, (1,)) > 0 and dependence(picks, 50_257, (1,)) == 0
 
 
-def test_one_row_alone_is_summed_by_the_route_of_many(threads, monkeypatch):
-    """The control for the row that is doubled: alone, and with threads, its sum takes another order."""
+def test_the_row_that_is_doubled_matters(threads, monkeypatch):
     monkeypatch.setattr(pick, "_alone", lambda part: part.exp().sum(-1))
-    with threads(4):
-        x = rows_of(50_257, 3)
-        single = torch.nn.functional.pad(x - x.amax(-1, keepdim=True), (0, -50_257 % 64), value=float("-inf")).exp()
-        assert not all(torch.equal(single[i : i + 1].sum(-1), single.sum(-1)[i : i + 1]) for i in range(3))
+    with threads(2):
+        assert dependence(picks, 50_257, (1, 3, 5)) > 0
 
 
 @pytest.mark.parametrize("vocab", [*SIZES, *LARGE])

@@ -48,7 +48,7 @@ class Setting:
         return [*self.ids, *self.own]
 
     def session(self, **options: Any) -> Session:
-        """A session on the prompt; ``policy``, ``proposer`` and ``capacity`` are the session's, the rest are options."""
+        """A session on the prompt; ``policy``, ``proposer``, ``capacity`` are the session's, the rest are options."""
         own = {name: options.pop(name) for name in ("policy", "proposer", "capacity") if name in options}
         session = Session(self.model, options=GenerateOptions(**{"ignore_eos": True, **options}), **own)
         session.feed(self.ids)
@@ -162,11 +162,9 @@ class Obedient(MTPProposer):
             logits[0, 0, (token + self.wrong(p)) % logits.shape[-1]] = logits.max() + 1
             return logits
 
-        self.model.unembed = scripted
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(vars(self.model), "unembed", scripted)
             return super().propose(ctx)
-        finally:
-            del self.model.unembed
 
 
 @pytest.fixture(scope="session")

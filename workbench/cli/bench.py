@@ -9,6 +9,7 @@ from typing import Any
 
 from workbench.cli.common import Outcome, add_common
 from workbench.cli.parser import Parser, one_of
+from workbench.core.errors import UserError
 
 NAMES = ("decode", "replay", "extract")
 GO_ON = "rows of finished measurements are kept where --out was given; run it again for the rest"
@@ -16,10 +17,17 @@ GO_ON = "rows of finished measurements are kept where --out was given; run it ag
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the verb's arguments."""
-    parser = Parser("bench", "Measure this machine; rows of one run were measured side by side and compare.")
+    parser = Parser(
+        "bench",
+        "Measure this machine; rows of one run were measured side by side and compare.",
+        usage="[{decode,replay,extract}]",
+    )
     parser.add_argument("name", nargs="?", type=one_of(NAMES), metavar="{" + ",".join(NAMES) + "}", help="default: all")
-    parser.add_argument("--quick", action="store_true", help="small sizes: a trial of the benchmark, no numbers to quote")
-    add_common(parser, out="file for the rows, JSON lines", seed="no effect: the benchmarks fix their own", threads=False)
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes: a trial of the benchmark, no numbers to quote"
+    )
+    seed, device = "no effect: the benchmarks fix their own", "cpu; the benchmarks measure the CPU"
+    add_common(parser, out="file for the rows, JSON lines", seed=seed, device=device, model=False, threads=False)
     parser.add_argument("--threads", default="1,2", metavar="N,N", help="thread counts to measure (default: 1,2)")
     return parser.read(argv)
 
@@ -28,6 +36,8 @@ def run(args: argparse.Namespace) -> Outcome:
     """Measure, and return the rows."""
     from workbench.bench import run as measure
 
+    if args.device == "cuda":
+        raise UserError("--device 'cuda' is not valid here: the benchmarks measure the CPU; leave it out")
     out = None if args.out is None else Path(args.out)
     rows: list[dict[str, Any]] = []
     for name in [args.name] if args.name else NAMES:
@@ -37,4 +47,6 @@ def run(args: argparse.Namespace) -> Outcome:
 
 def _line(row: dict[str, Any]) -> str:
     """One row as text."""
-    return "  ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items())
+    return "  ".join(
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()
+    )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from workbench.core.tape import Corpus
     from workbench.model.hybrid import HybridModel
 
+DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float64")
 
 
@@ -42,30 +43,42 @@ class Outcome:
 
 
 def add_common(
-    parser: Parser, *, out: str, required: bool = False, seed: str, threads: bool = True, device: str = "cpu"
+    parser: Parser,
+    *,
+    out: str,
+    seed: str,
+    required: bool = False,
+    model: bool = True,
+    threads: bool = True,
+    device: str = "where to run (default: cpu)",
 ) -> None:
-    """Add the options that every verb takes.
+    """Add the options that every verb takes; what has no effect on a verb says so in its help.
 
     Args:
         parser: The verb's parser.
         out: What ``--out`` is for.
-        required: Whether it must be given.
         seed: What ``--seed`` is for.
+        required: Whether ``--out`` must be given.
+        model: Add the options of a verb that runs a model: ``--model``, ``--dtype`` and ``--exact`` or ``--fast``.
         threads: Add ``--threads N``; False where the verb adds its own.
-        device: Default device, for the help.
+        device: What ``--device`` is for.
     """
     group = parser.add_argument_group("common options")
-    group.add_argument("--model", default="demo", metavar="SOURCE", help="demo, a directory or a hub id (default: demo)")
-    group.add_argument("--device", metavar="{cpu,cuda}", help=f"where to run (default: {device})")
-    group.add_argument(
-        "--dtype",
-        type=one_of(DTYPES),
-        metavar="{" + ",".join(DTYPES) + "}",
-        help="type of the weights (default: float32 on a CPU, bfloat16 on a GPU)",
-    )
-    mode = group.add_mutually_exclusive_group()
-    mode.add_argument("--exact", dest="exact", action="store_true", default=None, help="exact numerics (default on a CPU)")
-    mode.add_argument("--fast", dest="exact", action="store_false", default=None, help="fast numerics (default on a GPU)")
+    if model:
+        group.add_argument(
+            "--model", default="demo", metavar="SOURCE", help="demo, a directory or a hub id (default: demo)"
+        )
+        group.add_argument(
+            "--dtype",
+            type=one_of(DTYPES),
+            metavar="{" + ",".join(DTYPES) + "}",
+            help="type of the weights (default: float32 on a CPU, bfloat16 on a GPU)",
+        )
+        mode = group.add_mutually_exclusive_group()
+        for flag, value, where in (("--exact", True, "CPU"), ("--fast", False, "GPU")):
+            text = f"{flag[2:]} numerics (default on a {where})"
+            mode.add_argument(flag, dest="exact", action="store_const", const=value, help=text)
+    group.add_argument("--device", type=one_of(DEVICES), metavar="{" + ",".join(DEVICES) + "}", help=device)
     if threads:
         group.add_argument("--threads", type=whole, metavar="N", help="threads of torch (default: torch's own choice)")
     group.add_argument("--seed", type=whole, metavar="N", help=seed)
@@ -177,7 +190,9 @@ def read_text(path: str, option: str) -> str:
     try:
         return file.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{option} {path!r} is not UTF-8 text ({error.reason} at byte {error.start}): convert it") from None
+        raise UserError(
+            f"{option} {path!r} is not UTF-8 text ({error.reason} at byte {error.start}): convert it"
+        ) from None
 
 
 def check_new(out: Path) -> Path:

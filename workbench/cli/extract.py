@@ -18,10 +18,11 @@ GO_ON = "finished shards are kept: run the same command again to go on from ther
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the verb's arguments."""
     from workbench.core.schemas import HIDDEN_DTYPES
-    from workbench.datasets.extract import extract
-    from workbench.datasets.options import ExtractOptions
+    from workbench.datasets import ExtractOptions, extract
 
-    parser = Parser("extract", "Write anchor records of a corpus; a killed run goes on where it stopped.")
+    parser = Parser(
+        "extract", "Write anchor records of a corpus; a killed run goes on where it stopped.", usage="--out DIR"
+    )
     names = add_options(
         parser,
         ExtractOptions,
@@ -44,8 +45,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> Outcome:
     """Extract, and return what was written."""
-    from workbench.datasets.options import ExtractOptions
-    from workbench.facade import extract
+    from workbench.datasets import ExtractOptions, extract
 
     options = given(args, args.names) | ({} if args.seed is None else {"seed": args.seed})
     ExtractOptions(**options)

@@ -24,7 +24,9 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     from workbench.spec.options import GenerateOptions
     from workbench.spec.proposers.mtp import CARRIERS
 
-    parser = Parser("generate", "Decode one prompt greedily; drafting changes the speed, never the text.")
+    parser = Parser(
+        "generate", "Decode one prompt greedily; drafting changes the speed, never the text.", usage="[PROMPT]"
+    )
     group = parser.add_argument_group("text")
     group.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; without it, --file or stdin is read")
     group.add_argument("--file", metavar="FILE", help="read the prompt from a file of UTF-8 text")

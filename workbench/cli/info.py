@@ -68,7 +68,7 @@ def model_facts(model: HybridModel) -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "exact": model.exact,
         "tokenizer": None if model.tokenizer is None else model.tokenizer.fingerprint,
-        "heldout": _heldout(model.path),
+        "training": _training(model.path),
     }
 
 
@@ -104,17 +104,14 @@ def corpora() -> list[dict[str, Any]]:
     return out
 
 
-def _heldout(path: Path | None) -> list[dict[str, Any]]:
-    """Held-out loss and agreement from the training report beside the weights; empty without one."""
+def _training(path: Path | None) -> list[dict[str, Any]]:
+    """Held-out loss and agreement per training stage, from the report beside the weights; empty without one."""
     file = None if path is None else path / "training.json"
     if file is None or not file.is_file():
         return []
-    try:
-        report = json.loads(file.read_text("utf-8"))
-    except ValueError:
-        return []
-    found = report.get("heldout") if isinstance(report, dict) else None
-    return found if isinstance(found, list) else []
+    report = json.loads(file.read_text("utf-8"))
+    keys = ("out", "command", "commit", "device", "tokens_seen", "heldout")
+    return [{key: stage[key] for key in keys if key in stage} for stage in report.get("stages", [report])]
 
 
 def _text(data: dict[str, Any]) -> str:
@@ -122,11 +119,12 @@ def _text(data: dict[str, Any]) -> str:
     from workbench.display import card
 
     model, cache, git = data["model"], data["cache"], data["git"]
-    rows: list[tuple[str, Any]] = [(k.replace("_", " "), v) for k, v in model.items() if k != "heldout"]
-    for entry in model["heldout"]:
-        shares = ", ".join(f"{share:.3f}" for share in entry["agreement"])
-        said = f"loss {entry['loss']:.3f}; MTP agreement by step {shares}"
-        rows.append((f"held out at {entry['context']}", said))
+    rows: list[tuple[str, Any]] = [(k.replace("_", " "), v) for k, v in model.items() if k != "training"]
+    for number, stage in enumerate(model["training"], 1):
+        for entry in stage.get("heldout", []):
+            shares = ", ".join(f"{share:.3f}" for share in entry["agreement"])
+            said = f"held-out loss {entry['loss']:.3f}; MTP agreement by step {shares}"
+            rows.append((f"training stage {number} at {entry['context']}", said))
     state = "no checkout" if git is None else git["commit"][:12] + (" with changes" if git["dirty"] else "")
     versions = [(name, version) for name, version in data["versions"].items()]
     samples = [(one["source"], f"{one['documents']} documents, {one['bytes']:,} bytes") for one in data["corpora"]]

@@ -95,8 +95,12 @@ def usage() -> str:
     """The help text of the command."""
     lines = ["usage: workbench VERB [options]", "", "A workbench for speculative decoding of Qwen3.5-class models.", ""]
     lines += [f"  {verb:<9} {about}" for verb, about in VERBS.items()]
-    lines += ["", "Every verb takes --json, --out, --seed, --device, --threads, --model and --exact or --fast;"]
-    return "\n".join([*lines, "`workbench VERB --help` lists its options. `workbench --version` prints the version."])
+    lines += [
+        "",
+        "Every verb takes --json, --out, --seed, --device, --threads and --quiet; those that run a model also",
+    ]
+    lines += ["--model, --dtype and --exact or --fast. `workbench VERB --help` lists all of its options."]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import sys
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 from workbench.cli.parser import Parser, one_of, or_none, real, whole
 
@@ -59,19 +60,19 @@ def add_options(
         The names added.
     """
     group = parser.add_argument_group(title)
-    hints, docs, words = get_type_hints(of), arg_docs(of), dict(choices or {})
-    added = []
+    docs, words, added = arg_docs(of), dict(choices or {}), []
     for name, parameter in inspect.signature(of).parameters.items():
         wanted = name in only if only is not None else parameter.default is not inspect.Parameter.empty
         if not wanted or name in skip:
             continue
         flag, default = "--" + name.replace("_", "-"), parameter.default
-        text = _help(docs.get(name, ""), (defaults or {}).get(name), default)
-        if hints.get(name) is bool:
+        text = _help(docs.get(name, ""), flag, (defaults or {}).get(name), default)
+        hint = _resolved(of, parameter.annotation)
+        if hint is bool:
             action = argparse.BooleanOptionalAction
             group.add_argument(flag, dest=name, action=action, default=argparse.SUPPRESS, help=text)
         else:
-            kind = (kinds or {}).get(name) or kind_of(hints.get(name), words.get(name))
+            kind = (kinds or {}).get(name) or kind_of(hint, words.get(name))
             group.add_argument(
                 flag, dest=name, type=kind.convert, metavar=kind.metavar, default=argparse.SUPPRESS, help=text
             )
@@ -124,13 +125,17 @@ def arg_docs(of: Callable[..., Any]) -> dict[str, str]:
     return out
 
 
-def _help(text: str, instead: str | None, default: Any) -> str:
-    """A help text that names the default."""
-    if instead is not None:
-        text = re.sub(r"[;.]? ?[Dd]efault [^;.]*\.?$", ".", text)
-        shown = instead
-    elif re.search(r"\bdefault \S", text, re.IGNORECASE) or default is inspect.Parameter.empty:
-        shown = ""
-    else:
-        shown = {None: "none", True: "yes", False: "no", "": "none"}.get(default, default)
-    return (text + (f" (default: {shown})" if shown != "" else "")).replace("%", "%%")
+def _resolved(of: Callable[..., Any], annotation: Any) -> Any:
+    """An annotation as an object; those of a module with postponed evaluation are text."""
+    return eval(annotation, dict(vars(sys.modules[of.__module__]))) if isinstance(annotation, str) else annotation
+
+
+def _help(text: str, flag: str, instead: str | None, default: Any) -> str:
+    """A help text in the words of the command line, with the default at its end."""
+    text = re.sub(r"``(\w+)``", lambda found: "--" + found[1].replace("_", "-"), text)
+    text = re.sub(r"\bFalse\b", f"--no-{flag[2:]}", re.sub(r"\bNone\b", "none", text))
+    text = re.sub(r"(^|[;.,] )default [^;]*?\.?$", ".", text, flags=re.IGNORECASE).removeprefix(".").strip()
+    if instead is None and default is not inspect.Parameter.empty:
+        words = {True: "yes", False: "no", None: "none", "": "none"}
+        instead = words[default] if default is None or isinstance(default, bool) or default == "" else f"{default}"
+    return (text + (f" (default: {instead})" if instead else "")).strip().replace("%", "%%")

@@ -20,7 +20,7 @@ p{margin:8px 0;max-width:75ch}.soft,figcaption{color:var(--soft)}
 table.data{border-collapse:collapse;margin:10px 0;font-size:14px;font-variant-numeric:tabular-nums}
 table.data th,table.data td{padding:3px 12px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 table.data th:first-child,table.data td:first-child{text-align:left;padding-left:0}
-table.data th{color:var(--soft);font-weight:600}table.data td.best{font-weight:700;background:rgba(0,158,115,.22)}
+table.data th{color:var(--soft);font-weight:600}
 figure{margin:14px 0 22px}figure img{max-width:100%;background:#fff;border-radius:6px;padding:8px;box-sizing:border-box}
 figcaption{font-size:14px;max-width:75ch;margin-top:6px}
 pre.plain{background:var(--card);padding:12px;border-radius:8px;overflow-x:auto;font-size:12.5px;line-height:1.45}
@@ -39,7 +39,8 @@ def page(title: str, body: str) -> str:
         The document; it refers to nothing outside itself.
     """
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body><main>{body}</main></body></html>\n'
+    head = f"<head>{head}<style>{STYLE}</style></head>"
+    return f'<!doctype html><html lang="en">{head}<body><main>{body}</main></body></html>\n'
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
@@ -53,20 +54,15 @@ def paragraph(text: str, *, soft: bool = False) -> str:
     return f"<p{' class=soft' if soft else ''}>{escape(text)}</p>"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, best: tuple[int, int] | None = None) -> str:
-    """A table of texts, numbers right-aligned.
-
-    Args:
-        head: Column names.
-        rows: Texts, the row's name first.
-        best: (row, column) of a cell to point out; None for none.
-    """
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+) -> str:
+    """A table of texts, numbers right-aligned: column names, then rows, each with its name first."""
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    lines = []
-    for r, row in enumerate(rows):
-        cells = (f"<td{' class=best' if best == (r, c) else ''}>{escape(text)}</td>" for c, text in enumerate(row))
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<div class="scroll"><table class="data"><thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+    lines = [f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in rows]
+    rows_html = f"<thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="scroll"><table class="data">{rows_html}</table></div>'
 
 
 def figure(png: bytes, title: str, says: str) -> str:

@@ -24,11 +24,13 @@ class Parser(argparse.ArgumentParser):
     Args:
         verb: Its name, such as "generate" or "train demo".
         about: What it does, a sentence or more.
+        usage: What comes between the verb and its options.
     """
 
-    def __init__(self, verb: str, about: str) -> None:
+    def __init__(self, verb: str, about: str, *, usage: str = "") -> None:
         super().__init__(
             prog=f"workbench {verb}",
+            usage=f"workbench {verb} {usage + ' ' if usage else ''}[options]",
             description=about,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -63,10 +65,14 @@ class Parser(argparse.ArgumentParser):
         options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
         for item in unknown:
             if not item.startswith("-") or item == "-":
-                raise UserError(f"unexpected argument {item!r}: quote a text of several words; see `{self.prog} --help`")
+                raise UserError(
+                    f"unexpected argument {item!r}: quote a text of several words; see `{self.prog} --help`"
+                )
             name = item.partition("=")[0]
             near = get_close_matches(name, options, n=1)
-            valid = f"did you mean {near[0]}? `{self.prog} --help` lists all" if near else "valid: " + ", ".join(options)
+            valid = (
+                f"did you mean {near[0]}? `{self.prog} --help` lists all" if near else "valid: " + ", ".join(options)
+            )
             raise UserError(f"unknown option {name}: {valid}")
         return args
 
@@ -79,7 +85,7 @@ def spoken(message: str, names: Sequence[str]) -> str:
         names: Options of the verb, as Python spells them.
 
     Returns:
-        The sentence with ``k=-1`` as ``--k -1``, ``adaptive=True`` as ``--adaptive``, ``exact=False`` as ``--no-exact``.
+        The sentence with ``k=-1`` as ``--k -1``, ``carry=True`` as ``--carry``, ``carry=False`` as ``--no-carry``.
     """
 
     def option(found: re.Match[str]) -> str:

@@ -35,7 +35,10 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         what = f"unknown job {job!r}" if job else "a job is needed"
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UserError(f"train: {what}: {hint}choose one of {', '.join(JOBS)}")
-    parser = Parser(f"train {job}", JOBS[job][0].upper() + JOBS[job][1:] + ".")
+    usage = {"demo-corpus": "--sources DIR --out DIR", "demo": "--corpus DIR --out DIR", "average": "A B --out DIR"}[
+        job
+    ]
+    parser = Parser(f"train {job}", JOBS[job][0].upper() + JOBS[job][1:] + ".", usage=usage)
     {"demo-corpus": _corpus_options, "demo": _demo_options, "average": _average_options}[job](parser)
     parser.set_defaults(job=job, command=shlex.join(["workbench", "train", *argv]))
     return parser.read(argv[1:])
@@ -54,7 +57,8 @@ def _corpus_options(parser: Parser) -> None:
 
     parser.add_argument("--sources", required=True, metavar="DIR", help="folder of the downloaded packages")
     names = add_options(parser, build_demo_corpus, title="corpus", skip=("seed",))
-    add_common(parser, out="new directory for the corpus", required=True, seed="order of the documents (default: 0)")
+    add_common(parser, out="new directory for the corpus", required=True, seed="order of the documents (default: 0)",
+               model=False, device="no effect: no model is run")  # fmt: skip
     parser.set_defaults(names=names)
 
 
@@ -73,12 +77,14 @@ def _corpus(args: argparse.Namespace, out: Path) -> Outcome:
 def _demo_options(parser: Parser) -> None:
     from workbench.train.demo import DemoRecipe, train_demo
 
-    parser.add_argument("--corpus", required=True, metavar="DIR", help="folder that `workbench train demo-corpus` wrote")
+    parser.add_argument(
+        "--corpus", required=True, metavar="DIR", help="folder that `workbench train demo-corpus` wrote"
+    )
     names = add_options(parser, DemoRecipe, title="recipe", skip=("seed",))
     more = add_options(parser, train_demo, title="run", skip=("recipe", "device", "commit", "command"))
     add_common(
         parser, out="new directory for the checkpoint", required=True, seed="initialisation and batches (default: 0)",
-        device="cuda",
+        model=False, device="where to train (default: cuda); cpu is for trials",
     )  # fmt: skip
     parser.set_defaults(names=names, run_names=more)
 
@@ -112,7 +118,8 @@ def _average_options(parser: Parser) -> None:
     parser.add_argument("a", metavar="A", help="first checkpoint, demo or a directory; its tokenizer goes along")
     parser.add_argument("b", metavar="B", help="second checkpoint, of the same shape")
     names = add_options(parser, average, title="average")
-    add_common(parser, out="new directory for the average", required=True, seed="no effect: nothing is drawn")
+    add_common(parser, out="new directory for the average", required=True, seed="no effect: nothing is drawn",
+               model=False, device="no effect: weights are averaged on the CPU")  # fmt: skip
     parser.set_defaults(names=names)
 
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 _shown = True
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Switch every bar opened inside the block off, except those that ask for ``enabled=True``."""
-    global _shown
-    before, _shown = _shown, False
-    try:
-        yield
-    finally:
-        _shown = before
+class quiet:
+    """Switch every bar off, except those that ask for ``enabled=True``: ``wb.quiet()`` from here on, or in a block.
+
+    Args:
+        on: True for quiet; False for bars again.
+    """
+
+    def __init__(self, on: bool = True) -> None:
+        global _shown
+        self.before, _shown = _shown, not on
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        global _shown
+        _shown = self.before
 
 
 def progress(

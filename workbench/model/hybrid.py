@@ -18,6 +18,7 @@ from workbench.cache.hybrid import HybridCache
 from workbench.cache.kv import KVPlane
 from workbench.cache.recurrent import RecurrentPlane
 from workbench.core.errors import CapabilityError, NonFiniteError, UserError, check_choice, check_int
+from workbench.model import describe
 from workbench.model.attention import GatedAttention
 from workbench.model.config import LINEAR, ModelConfig
 from workbench.model.delta import GatedDeltaNet
@@ -112,6 +113,12 @@ class HybridModel(nn.Module):
         self.tokenizer: Tokenizer | None = None
         self.source: str = ""
         self.path: Path | None = None
+
+    def __repr__(self) -> str:
+        return describe.one_line(self)
+
+    def _repr_html_(self) -> str:
+        return describe.card_html(self)
 
     @property
     def device(self) -> torch.device:

@@ -2,6 +2,17 @@
 
 from workbench.plot.acceptance import acceptance_by_position, accepted_histogram, depth
 from workbench.plot.likelihood import nll, nll_by_position
+from workbench.plot.measures import differences, grid, rate_by
 from workbench.plot.phases import phase_anatomy
 
-__all__ = ["acceptance_by_position", "accepted_histogram", "depth", "nll", "nll_by_position", "phase_anatomy"]
+__all__ = [
+    "acceptance_by_position",
+    "accepted_histogram",
+    "depth",
+    "differences",
+    "grid",
+    "nll",
+    "nll_by_position",
+    "phase_anatomy",
+    "rate_by",
+]

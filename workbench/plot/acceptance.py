@@ -13,6 +13,7 @@ import numpy as np
 
 from workbench.core.bootstrap import Interval, bootstrap_by
 from workbench.core.errors import UserError, check_choice
+from workbench.core.measures import MEASURES, parts
 from workbench.core.metrics import slot_counts
 from workbench.plot import style
 
@@ -27,11 +28,6 @@ KINDS = {
 }
 SHORT = {"joint": "joint", "reach": "reach", "cond": "conditional"}
 DEPTHS = (0, 512, 1024, 2048, 4096, 8192)
-MEASURES = {
-    "tau": "accepted per round (without bonus)",
-    "efficiency": "accepted / drafted",
-    "slot1": "joint acceptance of slot 1",
-}
 
 
 def acceptance_by_position(
@@ -237,14 +233,9 @@ def _draw(
 
 def _by_bucket(part: pl.DataFrame, edges: Sequence[int], buckets: int, value: str, seed: int) -> list[Interval]:
     """Intervals per depth bucket of one series."""
-    drafted, accepted = part["drafted"].to_numpy(), part["accepted"].to_numpy()
-    top, bottom = {
-        "tau": (accepted, np.ones(len(part))),
-        "efficiency": (accepted, drafted),
-        "slot1": (accepted > 0, np.ones(len(part))),
-    }[value]
+    documents, top, bottom = parts(part, value)
     inside = (np.searchsorted(edges, part["start"].to_numpy(), side="right") - 1)[:, None] == np.arange(buckets)
-    return bootstrap_by(part["doc_id"].to_numpy(), top[:, None] * inside, bottom[:, None] * inside, seed=seed)
+    return bootstrap_by(documents, top[:, None] * inside, bottom[:, None] * inside, seed=seed)
 
 
 def _bucket(low: int, high: int | None) -> str:

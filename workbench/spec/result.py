@@ -86,6 +86,10 @@ class Generation:
 
         return strip_from_rounds([*self.prompt, *self.tokens], len(self.prompt), self.records, piece)
 
+    def __repr__(self) -> str:
+        mode = "exact" if self.exact else "fast"
+        return f"Generation({len(self.tokens)} tokens in {len(self.records)} rounds, {self.finish}, {mode})"
+
     def _repr_html_(self) -> str:
         from workbench.display import card
 

@@ -22,7 +22,7 @@ import torch
 from workbench.cache.hybrid import HybridCache
 from workbench.core.errors import UserError
 from workbench.core.records import PhaseTimes, RoundRecord
-from workbench.model.hybrid import HybridModel, check_finite
+from workbench.model.hybrid import HybridModel, Rows, check_finite
 from workbench.sampling.pick import greedy
 from workbench.spec.accept import accept_greedy
 from workbench.spec.policies import PolicyRun, RoundView
@@ -165,7 +165,7 @@ def propose(state: DecodeState, k: int, base: int) -> Proposal:
     return proposal
 
 
-def _verify(state: DecodeState, proposal: Proposal, start: int):  # type: ignore[no-untyped-def]
+def _verify(state: DecodeState, proposal: Proposal, start: int) -> tuple[Rows, list[int], float]:
     """Rows fed, the target's picks for every place after the pending token, and when the forward was issued."""
     model, device = state.model, state.model.device
     pending = [state.tokens[-1]]

@@ -1,0 +1,138 @@
+"""``workbench replay``: the draft table and the NLL of a corpus, on its own text or on the target's."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from workbench.cli.common import Outcome, add_common, add_corpus, load, read_corpus
+from workbench.cli.options import add_options, given
+from workbench.cli.parser import Parser
+from workbench.core.errors import UserError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from workbench.replay import DraftTable
+
+GO_ON = "finished shards are kept: run the same command again to go on from there"
+SCORES = ("chunk", "shard_rows")  # the options that scoring alone has too
+
+
+def read(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the verb's arguments."""
+    from workbench.replay import ReplayOptions, own_tapes, replay, score
+    from workbench.spec.proposers.mtp import CARRIERS
+
+    about = "Write the draft table of a corpus: the chain the drafter proposes at every position, and the NLL."
+    parser = Parser("replay", about, usage="--out DIR")
+    names = add_options(parser, ReplayOptions, title="table", choices={"carrier": CARRIERS})
+    resume = add_options(parser, replay, title="directory", only=("resume",))
+    own = parser.add_argument_group("the target's own text")
+    own.add_argument("--own", action="store_true", help="continue each document greedily, and replay that text")
+    own_names = add_options(parser, own_tapes, title="own text, with --own", only=("prompt_tokens", "max_new_tokens"))
+    scores = parser.add_argument_group("likelihoods alone")
+    scores.add_argument("--score-only", action="store_true", help="score the text; no chains, so no MTP head is needed")
+    hidden = add_options(parser, score, title="hidden rows, with --score-only", only=("hidden",))
+    add_corpus(parser)
+    add_common(parser, out="directory for shards and manifest", required=True,
+               seed="choice of documents under --limit (default: 0)")  # fmt: skip
+    parser.set_defaults(names=names, resume_names=resume, own_names=own_names, hidden_names=hidden)
+    return parser.read(argv)
+
+
+def run(args: argparse.Namespace) -> Outcome:
+    """Replay or score, and return acceptance and NLL."""
+    from workbench.replay import ReplayOptions, own_tapes, replay, score
+
+    options, resume = given(args, args.names), given(args, args.resume_names)
+    own, hidden = given(args, args.own_names), given(args, args.hidden_names)
+    ReplayOptions(**options)
+    _check_together(args, own, hidden, options)
+    model = load(args)
+    tapes = read_corpus(args, model)
+    began = perf_counter()
+    if args.own:
+        tapes = own_tapes(model, tapes, **own)
+    data: dict[str, Any] = {"verb": "replay", "out": args.out, "corpus": tapes.name}
+    data |= {"documents": len(tapes), "tokens": tapes.n_tokens, "exact": model.exact}
+    if args.score_only:
+        frame = score(model, tapes, out=args.out, **hidden, **resume, **options)
+        lines = []
+    else:
+        table = replay(model, tapes, out=args.out, **resume, **options)
+        frame = table.nll
+        data["acceptance"] = accepted = _acceptance(table)
+        lines = [_accepted(one) for one in accepted]
+    data |= {"nll": likelihoods(frame), "seconds": perf_counter() - began}
+    lines += [_likelihood(one) for one in data["nll"]]
+    lines.append(f"{len(tapes):,} tapes, {tapes.n_tokens:,} tokens in {args.out}, {data['seconds']:.1f} s")
+    if not args.score_only:
+        lines.append(f"open it with workbench.load_table({args.out!r})")
+    return Outcome(data, "\n".join(lines))
+
+
+def likelihoods(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """NLL, perplexity and bits per byte per source and over everything, from a per-document frame."""
+    import polars as pl
+
+    nats = pl.col("nll") * pl.col("n_tokens")
+    totals = (nats.sum() / pl.col("n_tokens").sum(), pl.col("n_tokens").sum(), pl.len().alias("documents"))
+    bits = pl.when(pl.col("n_bytes").null_count() == 0).then(nats.sum() / pl.lit(2.0).log() / pl.col("n_bytes").sum())
+    columns = (*totals, bits.alias("bits_per_byte"))
+    parts = frame.group_by("source").agg(*columns).sort("source")
+    whole = frame.select(pl.lit("all").alias("source"), *columns)
+    both = pl.concat([parts, whole], how="vertical_relaxed") if len(parts) > 1 else parts
+    return both.with_columns(pl.col("nll").exp().alias("perplexity")).to_dicts()
+
+
+def _check_together(
+    args: argparse.Namespace, own: dict[str, Any], hidden: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Refuse options that another one makes meaningless."""
+    if own and not args.own:
+        name = next(iter(own)).replace("_", "-")
+        raise UserError(f"--{name} needs --own: it says how the target's own text is made")
+    if hidden and not args.score_only:
+        raise UserError(
+            "--hidden needs --score-only: a draft table holds no hidden rows; `workbench extract` writes some"
+        )
+    strange = sorted(set(options) - set(SCORES)) if args.score_only else []
+    if strange:
+        raise UserError(f"--{strange[0].replace('_', '-')} and --score-only exclude each other: scoring drafts nothing")
+    if Path(args.out).is_file():
+        raise UserError(f"--out {args.out!r} is a file: give a directory")
+
+
+def _acceptance(table: DraftTable) -> list[dict[str, Any]]:
+    """Acceptance at every draft length that the table holds, without p_min; empty for a thinned table."""
+    from workbench.core.metrics import acceptance
+
+    if table.manifest.parameters["stride"] != 1:
+        return []
+    out = []
+    for k in range(1, table.k_max + 1):
+        rounds = table.rounds(k=k)
+        row = acceptance(rounds)
+        keep = ("aggregation", "rounds", "drafted", "accepted", "tau", "accepted_length", "efficiency", "joint")
+        out.append({"k": k, "estimator": rounds["estimator"][0], **{name: getattr(row, name) for name in keep}})
+    return out
+
+
+def _accepted(row: dict[str, Any]) -> str:
+    """One draft length as a line."""
+    tau, share = row["tau"], row["efficiency"]
+    return (
+        f"k={row['k']}: {row['accepted']:,} of {row['drafted']:,} drafts accepted ({100 * (share or 0):.0f} %), "
+        f"{tau or 0:.2f} a round without bonus ({row['estimator']} walk, pooled)"
+    )
+
+
+def _likelihood(row: dict[str, Any]) -> str:
+    """One source's likelihood as a line."""
+    bits = "" if row["bits_per_byte"] is None else f", {row['bits_per_byte']:.3f} bits per byte"
+    name = row["source"] or "no source"
+    return f"{name}: {row['nll']:.3f} nats per token, perplexity {row['perplexity']:.2f}{bits}"
