@@ -38,7 +38,8 @@ def with_parameters(notebook: Any, values: Mapping[str, Any]) -> Any:
     at = [i for i, cell in enumerate(copy.cells) if "parameters" in cell.metadata.get("tags", [])]
     if len(at) != 1:
         raise ValueError(f"{len(at)} cells are tagged 'parameters': exactly one is needed")
-    names = {target.id for node in ast.parse(copy.cells[at[0]].source).body for target in node.targets}  # type: ignore[attr-defined]
+    nodes = ast.walk(ast.parse(copy.cells[at[0]].source))
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     if unknown := sorted(set(values) - names):
         raise ValueError(f"unknown parameter {unknown[0]!r}: this notebook has {', '.join(sorted(names))}")
     if values:

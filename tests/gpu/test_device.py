@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -32,9 +32,7 @@ def sync(device: torch.device) -> None:
 
 def logits_of(model: HybridModel, ids: torch.Tensor, cuts: list[int]) -> torch.Tensor:
     cache = model.new_cache()
-    parts = [
-        model.forward(ids[:, a:b].to(model.device), cache).logits_BTV for a, b in zip(cuts, cuts[1:], strict=False)
-    ]
+    parts = [model.forward(ids[:, a:b].to(model.device), cache).logits_BTV for a, b in pairwise(cuts)]
     return torch.cat([part for part in parts if part is not None], 1).cpu()
 
 

@@ -217,7 +217,8 @@ def prompts_of(model: HybridModel, per_register: int, seed: int = 1) -> list[tup
     """Prompts of 32 to 64 held-out tokens, as many of every register, cut from different places."""
     rng, out = random.Random(seed), []
     for register in REGISTERS:
-        tapes = [t for t in wb.corpus(f"demo/{register}", split="heldout", tokenizer=model.tokenizer) if len(t) > 64]
+        with wb.quiet():
+            tapes = wb.corpus(f"demo/{register}", split="heldout", tokenizer=model.tokenizer, min_tokens=80)
         for tape, _ in zip(cycle(tapes), range(per_register)):
             size = rng.randint(32, 64)
             at = rng.randrange(len(tape) - size + 1)
@@ -262,7 +263,9 @@ def run_design(model: HybridModel, cells: Sequence[Cell], batch: int = 15) -> tu
         "prompts": len(prompts),
         "repeated_8grams": round(mean(x for group in loops.values() for x in group), 3),
         "repeated_8grams_by_register": {name: round(mean(group), 3) for name, group in loops.items()},
-        "mtp_acceptance_by_slot": [round(hit / tested, 3) for hit, tested in zip(head.pos_accepted, head.pos_tested)],
+        "mtp_conditional_acceptance": [
+            round(hit / tested, 3) for hit, tested in zip(head.pos_accepted, head.pos_tested)
+        ],
         "round_stops": dict(tally.stops),
     }
     return problems, tally, figures

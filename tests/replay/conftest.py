@@ -1,4 +1,4 @@
-"""What the replay tests share: the demo checkpoint, texts of every kind, and the comparison of a walk with live rounds."""
+"""What the replay tests share: the demo checkpoint, texts, and the comparison of a walk with live rounds."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-import torch
 
 from workbench.core.tape import Corpus, Tape
 from workbench.model import chain

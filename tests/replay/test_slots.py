@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workbench.core.metrics import acceptance
 from workbench.core.frames import records_from
+from workbench.core.metrics import acceptance
 from workbench.core.tape import Corpus, Tape
 from workbench.replay import own_tapes, replay, slot_rates, walk
 

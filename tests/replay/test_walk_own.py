@@ -1,4 +1,4 @@
-"""On texts the target generated itself, a walk over the draft table is the live run, round for round and bit for bit."""
+"""On texts the target generated itself, a walk over the table is the live run, round for round and bit for bit."""
 
 from __future__ import annotations
 

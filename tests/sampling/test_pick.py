@@ -1,4 +1,4 @@
-"""Greedy picks: the lower id on ties, probabilities close to float64, and bits that do not depend on the rows beside."""
+"""Greedy picks: the lower id on ties, numbers close to float64, and bits that do not depend on the rows beside."""
 
 from __future__ import annotations
 

@@ -16,11 +16,16 @@ from workbench.spec.proposers import DraftContext, MTPProposer
 from workbench.spec.round import run_round
 
 
+@pytest.fixture(autouse=True)
+def inference():
+    with torch.inference_mode():
+        yield
+
+
 def keep_all(slot: int, p: float) -> str | None:
     return None
 
 
-@torch.inference_mode()
 def primed(model: HybridModel, text: list[int], **options) -> MTPProposer:
     """A fresh proposer over a text whose last token is pending."""
     proposer = MTPProposer(model, **options)
@@ -55,8 +60,7 @@ def test_after_any_rounds_the_rows_are_those_of_a_fresh_proposer(
     for size in bursts:
         session.burst(size)
     for _ in ks:
-        with torch.inference_mode():
-            run_round(session.state, 30)
+        run_round(session.state, 30)
         slots = len(session.tokens) - 2
         assert proposer.held + sum(t.shape[1] for t, _ in proposer.queue) == slots == proposer.position - 1
     assert session.tokens == lively.truth[: len(session.tokens)]

@@ -22,7 +22,9 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         "Measure this machine; rows of one run were measured side by side and compare.",
         usage="[{decode,replay,extract}]",
     )
-    parser.add_argument("name", nargs="?", type=one_of(NAMES), metavar="{" + ",".join(NAMES) + "}", help="default: all")
+    parser.add_argument(
+        "name", nargs="?", type=one_of(NAMES), metavar="NAME", help="decode, replay or extract (default: all)"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="small sizes: a trial of the benchmark, no numbers to quote"
     )
@@ -34,10 +36,10 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> Outcome:
     """Measure, and return the rows."""
-    from workbench.bench import run as measure
-
     if args.device == "cuda":
         raise UserError("--device 'cuda' is not valid here: the benchmarks measure the CPU; leave it out")
+    from workbench.bench import run as measure
+
     out = None if args.out is None else Path(args.out)
     rows: list[dict[str, Any]] = []
     for name in [args.name] if args.name else NAMES:

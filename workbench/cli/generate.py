@@ -48,7 +48,10 @@ def run(args: argparse.Namespace) -> Outcome:
     from workbench.spec.session import generate, make_options
 
     forced = args.force is not None
-    options = make_options(None, given(args, args.names), full_force=forced)
+    chosen = given(args, args.names)
+    options = make_options(None, chosen, full_force=forced)
+    if not options.adaptive and (idle := {"cap", "floor_context"} & set(chosen)):
+        raise UserError(f"--{min(idle).replace('_', '-')} needs --adaptive: it bounds the adaptive draft length")
     prompt, force = _prompt(args), read_text(args.force, "--force") if forced else None
     out = None if args.out is None else check_new(Path(args.out))
     html = None if args.html is None else _file(args.html)

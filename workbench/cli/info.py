@@ -105,13 +105,14 @@ def corpora() -> list[dict[str, Any]]:
 
 
 def _training(path: Path | None) -> list[dict[str, Any]]:
-    """Held-out loss and agreement per training stage, from the report beside the weights; empty without one."""
+    """What each stage of the training reported, from the file beside the weights; empty without one."""
     file = None if path is None else path / "training.json"
     if file is None or not file.is_file():
         return []
     report = json.loads(file.read_text("utf-8"))
+    stages = [*report.get("stages", [report]), *([report["head"]] if "head" in report else [])]
     keys = ("out", "command", "commit", "device", "tokens_seen", "heldout")
-    return [{key: stage[key] for key in keys if key in stage} for stage in report.get("stages", [report])]
+    return [{key: stage[key] for key in keys if key in stage} for stage in stages]
 
 
 def _text(data: dict[str, Any]) -> str:

@@ -71,12 +71,12 @@ def _run(verb: str, arguments: list[str]) -> int:
         raise UserError(f"{what}: {hint}choose one of {', '.join(VERBS)}; `workbench --help` says what they do")
     module = importlib.import_module(f"workbench.cli.{verb}")
     args = module.read(arguments)
-    names = [*vars(args), *getattr(args, "names", ())]
+    names = {*vars(args), *(name for key, listed in vars(args).items() if key.endswith("names") for name in listed)}
     try:
         with workplace(args):
             outcome = module.run(args)
     except UserError as error:
-        raise UserError(spoken(str(error), names)) from error
+        raise UserError(spoken(str(error), sorted(names))) from error
     show(outcome, as_json=args.json)
     return 0
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from workbench.core.errors import UserError
 
 _ARGUMENT = re.compile(r"^argument (?P<name>[^:/]+?)(?:/[^:]*)?: ")
-_VALUE = r"(None|True|False|'[^']*'|[-+]?\w[\w.+-]*)"
+_VALUE = r"(None|True|False|'[^']*'|\[[^\]]*\]|[-+]?\w[\w.+-]*)"
 _IN_CALL = re.compile(r"\b(?:corpus|generate|replay|extract)\(\.\.\., ([^()]*)\)")
 
 
@@ -46,7 +46,8 @@ class Parser(argparse.ArgumentParser):
             raise UserError(f"{name['name']} and {message.rpartition(' ')[2]} exclude each other: give one of them")
         if message.startswith("the following arguments are required: "):
             missing = message.partition(": ")[2]
-            raise UserError(f"{missing} is needed: `{self.prog} --help` says what it holds")
+            are, they, hold = ("are", "they", "hold") if "," in missing else ("is", "it", "holds")
+            raise UserError(f"{missing} {are} needed: `{self.prog} --help` says what {they} {hold}")
         raise UserError(f"{name['name']} {message[name.end() :]}" if name else message)
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
@@ -92,12 +93,16 @@ def spoken(message: str, names: Sequence[str]) -> str:
         flag, value = found[1].replace("_", "-"), found[2].strip("'")
         if value in ("True", "False"):
             return f"--{flag}" if value == "True" else f"--no-{flag}"
+        if value.startswith("["):
+            value = value[1:-1].replace(" ", "")
         return f"--{flag} {'none' if value == 'None' else value}"
 
-    if not names:
-        return message
-    listed = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
-    return re.sub(rf"(?<![\w.-])({listed})={_VALUE}", option, _IN_CALL.sub(r"\1", message))
+    def listed(words: Sequence[str]) -> str:
+        return "|".join(sorted(map(re.escape, words), key=len, reverse=True)) or "(?!)"
+
+    long = [name for name in names if "_" in name]
+    message = re.sub(rf"(?<![\w.-])({listed(names)})={_VALUE}", option, _IN_CALL.sub(r"\1", message))
+    return re.sub(rf"(?<![\w./'-])({listed(long)})(?![\w./'-])", lambda m: "--" + m[1].replace("_", "-"), message)
 
 
 def whole(text: str) -> int:
@@ -135,11 +140,7 @@ def one_of(choices: Sequence[str]) -> Callable[[str], str]:
 
     def inner(text: str) -> str:
         if text not in choices:
-            near = get_close_matches(text, choices, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not valid: choose one of {', '.join(map(repr, choices))}{hint}"
-            )
+            raise argparse.ArgumentTypeError(f"{text!r} is not valid: choose one of {', '.join(map(repr, choices))}")
         return text
 
     return inner

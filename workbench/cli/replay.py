@@ -108,7 +108,7 @@ def _check_together(
 
 
 def _acceptance(table: DraftTable) -> list[dict[str, Any]]:
-    """Acceptance at every draft length that the table holds, without p_min; empty for a thinned table."""
+    """Acceptance at every draft length that the table holds, without p_min; empty where nothing can be walked."""
     from workbench.core.metrics import acceptance
 
     if table.manifest.parameters["stride"] != 1:
@@ -116,6 +116,8 @@ def _acceptance(table: DraftTable) -> list[dict[str, Any]]:
     out = []
     for k in range(1, table.k_max + 1):
         rounds = table.rounds(k=k)
+        if not len(rounds):
+            return []
         row = acceptance(rounds)
         keep = ("aggregation", "rounds", "drafted", "accepted", "tau", "accepted_length", "efficiency", "joint")
         out.append({"k": k, "estimator": rounds["estimator"][0], **{name: getattr(row, name) for name in keep}})

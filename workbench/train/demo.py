@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from workbench.core.errors import CapabilityError, UserError
+from workbench.core.errors import CapabilityError, UserError, check_int, check_real
 from workbench.model.config import FULL, LINEAR, ModelConfig
 from workbench.model.hybrid import HybridModel
 from workbench.model.weights.load import load_model
@@ -69,6 +69,18 @@ class DemoRecipe:
     weight_decay: float = 0.1
     mtp_weight: float = 0.3
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "layers", "intermediate", "tokens_per_step", "context", "long_context", "warmup"):
+            check_int(name, getattr(self, name), low=1)
+        for name in ("steps", "mtp_steps", "mtp_long_every", "seed"):
+            check_int(name, getattr(self, name), low=0)
+        for name in ("long_share", "min_lr", "mtp_hard"):
+            check_real(name, getattr(self, name), low=0.0, high=1.0)
+        for name in ("mtp_lr", "lr", "weight_decay", "mtp_weight"):
+            check_real(name, getattr(self, name), low=0.0)
+        longest = max(self.context, self.long_context)
+        check_int("tokens_per_step", self.tokens_per_step, low=longest, hint="a batch holds a sequence at least")
 
     def config(self, vocab_size: int) -> ModelConfig:
         """The architecture this recipe trains."""

@@ -1,0 +1,150 @@
+"""``workbench extract`` and ``workbench replay``: what they write, resume and refuse."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+LONG = list(range(1, 40))
+SMALL = ("--corpus", "demo/sqlite", "--limit", "1", "--max-tokens", "40", "--overflow", "truncate", "--threads", "1")
+
+
+def test_extract_writes_what_datasets_opens_and_goes_on(run, tmp_path):
+    import datasets
+
+    out = tmp_path / "anchors"
+    argv = ("extract", *SMALL, "--out", out, "--gamma", "2", "--top-k", "8", "--seed", "5", "--anchors", "1,5,9")
+    first = run(*argv, "--json")
+    assert first.code == 0 and first.out.count("\n") == 1
+    assert first.data["records"] == len(datasets.load_from_disk(str(out))) == 3
+    assert first.data["parameters"]["seed"] == 5 and first.data["parameters"]["anchors"] == [1, 5, 9]
+    again = run(*argv)
+    assert again.code == 0 and again.out.startswith("3 records of 1 tapes (40 tokens)")
+
+
+def test_a_directory_of_another_run_is_refused(run, refused, tmp_path):
+    out = tmp_path / "anchors"
+    assert run("extract", *SMALL, "--out", out).code == 0
+    assert "--gamma" not in (said := refused("extract", *SMALL, "--out", out, "--gamma", "2")) and "another run" in said
+    assert "is not empty and --no-resume was given" in refused("extract", *SMALL, "--out", out, "--no-resume")
+
+
+def test_replay_tells_acceptance_and_likelihood(run, tmp_path):
+    from workbench.replay import load_table
+
+    out = tmp_path / "table"
+    data = run("replay", *SMALL, "--out", out, "--k-max", "3", "--json").data
+    assert [row["k"] for row in data["acceptance"]] == [1, 2, 3] and data["acceptance"][0]["estimator"] == "forced"
+    assert data["nll"][0]["source"] == "sqlite" and data["nll"][0]["n_tokens"] == len(load_table(out).frame) == 39
+    text = run("replay", *SMALL, "--out", out, "--k-max", "3").out
+    assert "k=3: " in text and "nats per token, perplexity" in text and "load_table" in text
+
+
+def test_replay_of_the_targets_own_text_walks_as_own(run, tmp_path):
+    argv = ("--own", "--prompt-tokens", "8", "--max-new-tokens", "10", "--k-max", "2", "--json")
+    data = run("replay", *SMALL, "--out", tmp_path / "own", *argv).data
+    assert data["acceptance"][0]["estimator"] == "own" and data["tokens"] == 18
+    assert data["nll"][0]["bits_per_byte"] is None
+
+
+def test_scoring_alone_needs_no_head(run, tmp_path, tiny_checkpoint, ids):
+    model = tiny_checkpoint(mtp=False)
+    argv = ("replay", "--model", model, "--corpus", ids(LONG, LONG[:9]), "--score-only", "--hidden")
+    data = run(*argv, "--out", tmp_path / "scores", "--json").data
+    assert "acceptance" not in data and data["nll"][0]["n_tokens"] == 38 + 8
+    assert data["nll"][0]["documents"] == 2 and data["nll"][0]["bits_per_byte"] is None
+
+
+def test_two_tokens_are_scored_and_not_walked(run, tmp_path, tiny_checkpoint, ids):
+    data = run("replay", "--model", tiny_checkpoint(), "--corpus", ids([1, 2]), "--out", tmp_path / "t", "--json").data
+    assert data["acceptance"] == [] and data["nll"][0]["n_tokens"] == 1
+
+
+EXTRACT = [
+    (("--gamma", "0"), "--gamma 0 is not valid"),
+    (("--temperature", "0"), "--temperature 0.0 is not valid"),
+    (("--temperature", "-1"), "--temperature -1.0 is not valid"),
+    (("--temperature=-1e-3",), "--temperature -0.001 is not valid"),
+    (("--temperature", "nan"), "--temperature nan is not valid"),
+    (("--top-k", "4097"), "--top-k 4097 is not valid: it must be an integer from 1 to 4096"),
+    (("--anchors", "0"), "--anchors 0 is not valid"),
+    (("--anchors", "5,3"), "--anchors 5,3 is not valid"),
+    (("--anchors", "some"), "--anchors 'some' is not valid"),
+    (("--hidden-dtype", "float16"), "choose one of 'bfloat16', 'float32'"),
+    (("--corpus", "no-such-file"), "source 'no-such-file' does not exist"),
+    (("--corpus", "demo/poems"), "choose 'demo' or one of demo/novels"),
+    (("--limit", "0"), "--limit 0 is not valid"),
+    (("--split", "train"), "has no split 'train'"),
+    (("--max-tokens", "6", "--overflow", "truncate", "--limit", "1"), "--gamma 5 needs at least 7"),
+    (("--max-tokens", "none", "--limit", "5"), "this model's context is 8192"),
+    (("--min-tokens", "100000000"), "is empty: its 126 documents were all left out"),
+]
+
+
+@pytest.mark.parametrize(("argv", "says"), EXTRACT)
+def test_extract_refuses_in_a_sentence_and_leaves_nothing(refused, tmp_path, argv, says):
+    if says.startswith("this model's context") and "5" not in argv:
+        pytest.skip("needs a long document")
+    assert says in refused("extract", "--out", tmp_path / "out", *argv)
+    assert not (tmp_path / "out").exists()
+
+
+REPLAY = [
+    (("--k-max", "0"), "--k-max 0 is not valid"),
+    (("--stride", "0"), "--stride 0 is not valid"),
+    (("--chunk", "1"), "--chunk 1 is not valid"),
+    (("--max-new-tokens", "3"), "--max-new-tokens needs --own"),
+    (("--hidden",), "--hidden needs --score-only"),
+    (("--score-only", "--stride", "2"), "--stride and --score-only exclude each other"),
+    (("--own", "--prompt-tokens", "0", *SMALL), "--prompt-tokens 0 is not valid"),
+    (("--own", "--prompt-tokens", "60", *SMALL), "fewer than --prompt-tokens 60"),
+]
+
+
+@pytest.mark.parametrize(("argv", "says"), REPLAY)
+def test_replay_refuses_in_a_sentence_and_leaves_nothing(refused, tmp_path, argv, says):
+    assert says in refused("replay", "--out", tmp_path / "out", *argv)
+    assert not (tmp_path / "out").exists()
+
+
+def test_replay_needs_a_head_and_a_directory(refused, tmp_path, tiny_checkpoint, ids):
+    model, corpus = tiny_checkpoint(mtp=False), ids(LONG)
+    assert "has no mtp.* weights" in refused("replay", "--model", model, "--corpus", corpus, "--out", tmp_path / "out")
+    assert "is a file: give a directory" in refused("replay", "--corpus", corpus, "--out", corpus)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("verb", ["extract", "replay"])
+def test_bad_documents_are_named(refused, tmp_path, tiny_checkpoint, ids, verb):
+    model = tiny_checkpoint()
+    out = ("--model", model, "--out", tmp_path / "out")
+    small = ("--top-k", "8") if verb == "extract" else ()
+    assert "holds token id 83 at position 2" in refused(verb, *out, *small, "--corpus", ids([1, 2, 83, *LONG]))
+    assert "tokens must be a list of token ids, integers from 0 on" in refused(
+        verb, *out, *small, "--corpus", ids([-1, *LONG])
+    )
+    (tmp_path / "folder").mkdir()
+    assert "holds no document" in refused(verb, *out, *small, "--corpus", tmp_path / "folder")
+    (tmp_path / "broken.jsonl").write_text("{\n", "utf-8")
+    assert "line 1 is not valid JSON" in refused(verb, *out, *small, "--corpus", tmp_path / "broken.jsonl")
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_checkpoints_are_sentences(refused, tmp_path, tiny_checkpoint, ids):
+    corpus, out = ids(LONG), ("--out", tmp_path / "out", "--top-k", "8")
+    wild = tiny_checkpoint("wild", spoil=lambda model: model.norm.data.fill_(float("inf")))
+    assert "hold NaN or infinity" in refused("extract", "--model", wild, "--corpus", corpus, *out)
+    loud = tiny_checkpoint("loud", tied=False, spoil=lambda model: model.head.data.fill_(3e38))
+    assert "the logits of position" in refused("extract", "--model", loud, "--corpus", corpus, *out)
+    cut = tiny_checkpoint("cut")
+    weights = next(cut.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert "safetensors" in refused("info", "--model", cut)
+    shapes = tiny_checkpoint("shapes")
+    config = json.loads((shapes / "config.json").read_text("utf-8"))
+    inner = config.get("text_config", config)
+    inner["intermediate_size"] += 2
+    (shapes / "config.json").write_text(json.dumps(config), "utf-8")
+    assert "shape" in refused("info", "--model", shapes)
+    assert not (tmp_path / "out").exists()
