@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from workbench.cli.common import workplace
 from workbench.core.manifest import sha256_file
-from workbench.core.progress import quiet
 
 SMALL = ("--quick", "--prompts", "2", "--max-new-tokens", "8", "--documents", "2", "--max-tokens", "32", "--k-max", "3")
 
@@ -19,8 +19,9 @@ def made(tmp_path_factory):
     from workbench.cli.demo import read, run
 
     out = tmp_path_factory.mktemp("demo") / "deep" / "out"
-    with quiet():
-        return out, run(read([*SMALL, "--out", str(out), "--quiet"]))
+    args = read([*SMALL, "--out", str(out), "--quiet"])
+    with workplace(args):
+        return out, run(args)
 
 
 def test_it_decodes_extracts_replays_and_sweeps(made):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-from types import SimpleNamespace
 
+from workbench import bench
 from workbench.cli.info import cache_facts
 
 
@@ -47,13 +46,14 @@ def test_bench_runs_one_or_all_and_returns_rows(run, refused, monkeypatch, tmp_p
 
     def measure(name, **options):
         calls.append((name, options))
-        return [{"bench": name, "tokens_per_second": 12.3456}]
+        row = {"benchmark": name, "name": "plain", "mode": "exact", "threads": 1, "unit": "tokens/s"}
+        return [row | {"value": 12.3456, "low": 11.0, "high": 13.0}]
 
-    monkeypatch.setitem(sys.modules, "workbench.bench", SimpleNamespace(run=measure))
+    monkeypatch.setattr(bench, "run", measure)
     ran = run("bench", "decode", "--quick", "--threads", "1", "--out", tmp_path / "rows.jsonl", "--quiet")
-    assert ran.out == "bench=decode  tokens_per_second=12.35\n"
+    assert ran.out == "decode  plain  exact  1 thread(s): 12.35 (11 to 13) tokens/s\n"
     wanted = {"out": tmp_path / "rows.jsonl", "threads": "1", "quick": True, "progress": False}
     assert calls == [("decode", wanted)]
-    assert [row["bench"] for row in run("bench", "--json").data["rows"]] == ["decode", "replay", "extract"]
+    assert [row["benchmark"] for row in run("bench", "--json").data["rows"]] == list(bench.NAMES)
     assert "'sort' is not valid: choose one of 'decode', 'replay', 'extract'" in refused("bench", "sort")
     assert "the benchmarks measure the CPU" in refused("bench", "--device", "cuda")

@@ -122,8 +122,8 @@ def proposer_for(cell: Cell, model: HybridModel, ids: list[int], own: list[int],
 
 def speculate(
     model: HybridModel, ids: list[int], own: list[int], cell: Cell, seed: int = 0, **options: Any
-) -> tuple[Session, list[int], str]:
-    """Decode one prompt as the cell says: the session, the text that plain decode gives, and why it should end."""
+) -> tuple[Session, list[int]]:
+    """Decode one prompt as the cell says: the session, and the text that plain decode gives under its stops."""
     n, stops = len(own), frozenset({0})
     if cell["cut"] == "stop":  # the token that is new latest in the first three quarters of the text
         at = max(i for i in range(3 * n // 4) if own[i] not in own[:i])
@@ -149,7 +149,7 @@ def speculate(
         left -= size
         ended = session.burst(size)
     assert ended == finish, f"ended by {ended}, not {finish}"
-    return session, expected, finish
+    return session, expected
 
 
 @torch.inference_mode()
@@ -177,7 +177,7 @@ def difference(session: Session, ids: list[int], expected: list[int]) -> str | N
 def check(model: HybridModel, ids: list[int], own: list[int], cell: Cell, seed: int = 0, **options: Any) -> str | None:
     """Run a cell and compare; an exception of the engine counts as a difference."""
     try:
-        session, expected, _ = speculate(model, ids, own, cell, seed, **options)
+        session, expected = speculate(model, ids, own, cell, seed, **options)
     except (ValueError, AssertionError) as error:
         return f"{type(error).__name__}: {error}"
     return difference(session, ids, expected)
@@ -240,16 +240,18 @@ def test_the_design_covers_every_pair():
     assert 100 <= len(cells) <= 125
 
 
-def run_design(model: HybridModel, cells: Sequence[Cell], batch: int = 15) -> tuple[list[str], Tally, dict[str, Any]]:
+def run_design(
+    model: HybridModel, cells: Sequence[Cell], *, batch: int = 15, seed: int = 1
+) -> tuple[list[str], Tally, dict[str, Any]]:
     """Every cell on a prompt of its own: differences, what happened, and figures."""
     per_register = -(-len(cells) // len(REGISTERS))
-    prompts = prompts_of(model, per_register)[: len(cells)]
+    prompts = prompts_of(model, per_register, seed)[: len(cells)]
     problems, tally, loops, head = [], Tally(), defaultdict(list), Telemetry()
     for lo in range(0, len(cells), batch):
         group = prompts[lo : lo + batch]
         for i, ((register, ids), own) in enumerate(zip(group, plain(model, [ids for _, ids in group], NEW)), start=lo):
             cell = cells[i]
-            session, expected, _ = speculate(model, ids, own, cell, seed=i)
+            session, expected = speculate(model, ids, own, cell, seed=i)
             if found := difference(session, ids, expected):
                 problems.append(f"prompt {i} ({register}), {cell}: {found}")
             tally.add(session.state.records, len(ids))
@@ -300,7 +302,7 @@ def lively(tiny) -> Callable[[int], tuple[HybridModel, list[int], list[int]]]:
 def test_speculation_is_plain_decode_on_random_models(lively):
     for i, cell in enumerate(covering({**FACTORS, "ratio": (1, 2, 3)}, seed=3)):
         model, ids, own = lively(cell["ratio"])
-        session, expected, _ = speculate(model, ids, own, cell, seed=i)
+        session, expected = speculate(model, ids, own, cell, seed=i)
         assert (found := difference(session, ids, expected)) is None, (cell, found)
 
 
@@ -311,7 +313,7 @@ def test_row_by_row_verify_gives_the_same_rounds(lively, cut):
         cell = dict(k=5, policy="fixed", proposer="random", cut=cut, strategy=strategy, carry=carry)
         sessions = []
         for rowwise in (False, True):
-            session, expected, _ = speculate(model, ids, own, cell, rowwise=rowwise)
+            session, expected = speculate(model, ids, own, cell, rowwise=rowwise)
             assert difference(session, ids, expected) is None
             sessions.append([record.key() for record in session.state.records])
         assert sessions[0] == sessions[1]
@@ -487,9 +489,8 @@ def test_every_combination_on_random_models(lively, k):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(3))
-def test_further_designs_on_held_out_prompts(demo, seed):
-    problems, tally, figures = run_design(demo, design(times=3, seed=100 + seed))
+def test_a_larger_design_on_further_held_out_prompts(demo):
+    problems, tally, figures = run_design(demo, design(times=4, seed=100), seed=77)
     print(figures)
     assert not problems, "\n".join(problems)
     tally.check(8, NEW)

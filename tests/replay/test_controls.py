@@ -26,7 +26,7 @@ def setting(tiny, sampled) -> tuple[HybridModel, Corpus, pl.DataFrame]:
     """A model whose drafts are often accepted, texts over the end of a key block, and their live rounds."""
     model = tiny(ratio=1, tied=False, vocab_size=5, seed=1)
     text = sampled(model, 80, temperature=0.5)
-    tapes = Corpus([Tape("a", text), Tape("b", text, prompt_len=50)])
+    tapes = Corpus([Tape("a", text[:40]), Tape("b", text, prompt_len=50)])
     return model, tapes, live_rounds(model, tapes, **OPTIONS)
 
 
@@ -169,15 +169,15 @@ def late(policy: AdaptiveFloor) -> AdaptiveFloor:
 def test_the_committed_length_that_a_policy_sees(setting, differences, tmp_path):
     model, tapes, _ = setting
     table = replay(model, tapes, out=tmp_path / "x")
-    policy = Wide(k=7, floor_context=60)
+    policy = Wide(k=7, floor_context=62)
     walked = walk(table, policy=policy, estimator="forced")
     lived = live_rounds(model, tapes, estimator="forced", k=7, policy=policy)
     assert not differences(walked, lived)
-    deep = pl.col("start") + 1 > 60
+    deep = pl.col("start") + 1 > 62
     whole = pl.col("round_stop") != "budget"
     assert walked.filter(whole & ~deep)["k"].min() == 4 and walked.filter(whole & deep)["k"].min() == 1
     starts = set(walked["start"])
-    at = next(x for x in range(40, 79) if x in starts and (walked.filter(pl.col("start") == x)["k"] == 4).all())
+    at = next(x for x in range(52, 70) if x in starts and (walked.filter(pl.col("start") == x)["k"] == 4).all())
     edge = Wide(k=7, floor_context=at)
     lived = live_rounds(model, tapes, estimator="forced", k=7, policy=edge)
     assert not differences(walk(table, policy=edge, estimator="forced"), lived)

@@ -319,7 +319,7 @@ def test_one_tape_is_in_flight(model, monkeypatch, tmp_path):
 
 def test_memory_does_not_grow_with_the_corpus(model, tmp_path):
     peaks = []
-    for times in (1, 8):
+    for times in (1, 5):
         tapes = Corpus([Tape(f"d{i}", np.arange(20) % 11) for i in range(3 * times)])
         gc.collect()
         tracemalloc.start()

@@ -105,7 +105,7 @@ def test_demo_texts(demo, heldout, tmp_path):
     tapes = Corpus([Tape(t.doc_id, t.tokens[:72], prompt_len=34) for t in (*heldout("pycode"), *heldout("novels"))])
     demo.exact = False
     try:
-        level = rounding(demo, tapes[0].tokens.tolist())
+        level = rounding(demo, tapes[0].tokens[:45].tolist())
         assert 0 < level < 1e-3
         table = replay(demo, tapes, out=tmp_path / "x")
         assert table.key["exact"] is False
@@ -118,7 +118,7 @@ def test_demo_texts(demo, heldout, tmp_path):
 
 
 def test_near_ties_part_the_two_and_nothing_else_does(tied_up, sampled, tmp_path):
-    tapes = [Tape(f"d{i}", sampled(tied_up, 100, temperature=0.4, seed=i), prompt_len=30 * i) for i in range(2)]
+    tapes = [Tape(f"d{i}", sampled(tied_up, 50, temperature=0.4, seed=i), prompt_len=9 * i) for i in range(2)]
     level = max(rounding(tied_up, tape.tokens.tolist()) for tape in tapes)
     table = replay(tied_up, tapes, out=tmp_path / "x")
     walked, lived = walk(table, k=5), live_rounds(tied_up, tapes, estimator="forced", k=5)
@@ -130,7 +130,7 @@ def test_near_ties_part_the_two_and_nothing_else_does(tied_up, sampled, tmp_path
 
 
 def test_near_ties_change_nothing_in_exact_mode(tied_up, sampled, against_live, differences):
-    tapes = [Tape(f"d{i}", sampled(tied_up, 90, temperature=0.4, seed=i), prompt_len=30 * i) for i in range(2)]
+    tapes = [Tape(f"d{i}", sampled(tied_up, 70, temperature=0.4, seed=i), prompt_len=30 * i) for i in range(2)]
     walked, lived = against_live(tied_up, tapes, estimator="forced", exact=True, k=5)
     assert not (found := differences(walked, lived)), found
     assert tied_up.exact is False
@@ -138,7 +138,7 @@ def test_near_ties_change_nothing_in_exact_mode(tied_up, sampled, against_live, 
 
 def test_own_texts_of_near_ties(tied_up, tmp_path):
     """The text is what the target picked; another route's pick at a margin of rounding does not make it another's."""
-    prompts = [Tape(f"p{i}", [i, 2, 3, 4], prompt_len=4) for i in range(4)]
+    prompts = [Tape(f"p{i}", [i, 2, 3, 4], prompt_len=4) for i in range(2)]
     own = own_tapes(tied_up, prompts, max_new_tokens=60, k=3, ignore_eos=True)
     table = replay(tied_up, own, out=tmp_path / "x")
     level = max(rounding(tied_up, tape.tokens.tolist()) for tape in own)
@@ -146,7 +146,7 @@ def test_own_texts_of_near_ties(tied_up, tmp_path):
     off = generated.filter(~pl.col("on_tape"))
     assert len(off) > 0 and off["target_margin"].max() <= 4 * level
     walked, lived = walk(table, k=3, estimator="own"), live_rounds(tied_up, own, k=3, ignore_eos=True)
-    assert lived["emitted"].sum() == walked["emitted"].sum() == 4 * 59
+    assert lived["emitted"].sum() == walked["emitted"].sum() == 2 * 59
     assert not (found := unexplained(walked, lived, table, level)), found
     exact = replay(tied_up, own, out=tmp_path / "exact", exact=True)
     with pytest.raises(ValueError, match="another numerical class; use estimator='forced'"):

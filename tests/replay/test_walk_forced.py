@@ -29,7 +29,7 @@ def excerpts(tapes: list[Tape], length: int = 90) -> Corpus:
 @pytest.mark.parametrize("cell", [(8, "fixed", "pycode"), (4, "floor", "novels"), (5, "pmin0", "pydocs")], ids=str)
 def test_a_forced_walk_is_the_forced_run(demo, heldout, policies, against_live, differences, cell):
     k, name, register = cell
-    tapes = excerpts(heldout(register, 3), length=36)
+    tapes = excerpts(heldout(register, 3), length=24)
     walked, lived = against_live(demo, tapes, estimator="forced", k=k, **policies[name])
     assert not (found := differences(walked, lived)), found
     assert walked["emitted"].sum() == sum(len(t) - 1 - max(t.prompt_len, 1) for t in tapes)
@@ -51,16 +51,16 @@ def test_texts_drawn_from_random_models(tiny, sampled, policies, against_live, d
     """Drafts that are the target's pick and not the text occur here: they count, and end their round."""
     model = tiny(ratio=ratio, tied=False, vocab_size=5, seed=1)
     text = sampled(model, 75, temperature=0.5)
-    tapes = [Tape("whole", text), Tape("prompt", text[:70], prompt_len=30), Tape("late", text, prompt_len=60)]
+    tapes = [Tape("whole", text[:35]), Tape("late", text, prompt_len=55)]
     table = replay(model, tapes, out=tmp_path / "table", chunk=16)
     stops: Counter[str] = Counter()
-    for k, name in ((1, "fixed"), (6, "fixed"), (4, "adaptive")):
+    for k, name in ((2, "fixed"), (6, "adaptive")):
         walked, lived = against_live(model, tapes, table=table, estimator="forced", k=k, **policies[name])
         assert not (found := differences(walked, lived)), (k, name, found)
         stops += Counter(walked["round_stop"])
         ended = walked.filter(walked["round_stop"] == "forced")
         assert (ended["accepted"] == ended["emitted"]).all() and ended["bonus"].null_count() == 0
-    assert stops["forced"] > 3 and stops[""] > 3 and stops["budget"] > 3
+    assert min(stops["forced"], stops[""], stops["budget"]) > 1, stops
 
 
 def test_every_start_over_three_key_blocks(tiny, against_live, differences):
@@ -76,8 +76,8 @@ def test_every_start_over_three_key_blocks(tiny, against_live, differences):
 def test_the_shortest_texts(tiny, policies, against_live, differences):
     model = tiny(ratio=1, vocab_size=5, seed=1)
     tapes = [Tape("2", [1, 2]), Tape("2p", [1, 2], prompt_len=1), Tape("3", [1, 2, 3]), Tape("3p", [3, 2, 1], 2)]
-    tapes += [Tape(f"n{n}", [i % 5 for i in range(n)], prompt_len=n // 3) for n in range(4, 13)]
-    for name in policies:
+    tapes += [Tape(f"n{n}", [i % 5 for i in range(n)], prompt_len=n // 3) for n in range(4, 11)]
+    for name in ("fixed", "pmin0", "adaptive"):
         walked, lived = against_live(model, tapes, estimator="forced", k=8, **policies[name])
         assert not (found := differences(walked, lived)), (name, found)
         assert set(walked["doc_id"]) == {tape.doc_id for tape in tapes[2:] if tape.doc_id != "3p"}

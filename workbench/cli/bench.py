@@ -11,19 +11,20 @@ from workbench.cli.common import Outcome, add_common
 from workbench.cli.parser import Parser, one_of
 from workbench.core.errors import UserError
 
-NAMES = ("decode", "replay", "extract")
 GO_ON = "rows of finished measurements are kept where --out was given; run it again for the rest"
 
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the verb's arguments."""
+    from workbench.bench import NAMES
+
     parser = Parser(
         "bench",
         "Measure this machine; rows of one run were measured side by side and compare.",
-        usage="[{decode,replay,extract}]",
+        usage="[NAME]",
     )
     parser.add_argument(
-        "name", nargs="?", type=one_of(NAMES), metavar="NAME", help="decode, replay or extract (default: all)"
+        "name", nargs="?", type=one_of(NAMES), metavar="NAME", help=f"one of {', '.join(NAMES)} (default: all)"
     )
     parser.add_argument(
         "--quick", action="store_true", help="small sizes: a trial of the benchmark, no numbers to quote"
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> Outcome:
     """Measure, and return the rows."""
     if args.device == "cuda":
         raise UserError("--device 'cuda' is not valid here: the benchmarks measure the CPU; leave it out")
+    from workbench.bench import NAMES
     from workbench.bench import run as measure
 
     out = None if args.out is None else Path(args.out)
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> Outcome:
 
 
 def _line(row: dict[str, Any]) -> str:
-    """One row as text."""
-    return "  ".join(
-        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()
-    )
+    """One row as text: what was measured, in which mode and threads, the value and its range."""
+    where = "  ".join(str(row[key]) for key in ("benchmark", "name", "mode") if row.get(key))
+    spread = "" if row.get("low") is None else f" ({row['low']:,.4g} to {row['high']:,.4g})"
+    return f"{where}  {row['threads']} thread(s): {row['value']:,.4g}{spread} {row['unit']}"

@@ -121,11 +121,11 @@ def _text(data: dict[str, Any]) -> str:
 
     model, cache, git = data["model"], data["cache"], data["git"]
     rows: list[tuple[str, Any]] = [(k.replace("_", " "), v) for k, v in model.items() if k != "training"]
-    for number, stage in enumerate(model["training"], 1):
+    for stage in model["training"][-1:]:  # the stage that made these weights
         for entry in stage.get("heldout", []):
             shares = ", ".join(f"{share:.3f}" for share in entry["agreement"])
             said = f"held-out loss {entry['loss']:.3f}; MTP agreement by step {shares}"
-            rows.append((f"training stage {number} at {entry['context']}", said))
+            rows.append((f"at context {entry['context']}", said))
     state = "no checkout" if git is None else git["commit"][:12] + (" with changes" if git["dirty"] else "")
     versions = [(name, version) for name, version in data["versions"].items()]
     samples = [(one["source"], f"{one['documents']} documents, {one['bytes']:,} bytes") for one in data["corpora"]]

@@ -50,14 +50,14 @@ def differences(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
         if row["low"] is not None:
             ax.hlines(y, scale * row["low"], scale * row["high"], color=style.colour(y), linewidth=2.2, alpha=0.7)
         ax.plot(scale * row["difference"], y, color=style.colour(y), marker=style.marker(y), markersize=7)
-        note = f"{scale * row['difference']:+.{1 if share else 2}f} {unit}, to {_shown(row['value'], share)}"
+        note = f"{scale * row['difference']:+.{1 if share else 3}f} {unit} → {_shown(row['value'], share)}"
         ax.text(1.02, y, note, transform=ax.get_yaxis_transform(), va="center", fontsize=style.SMALL, color=style.INK)
     ax.set_yticks(range(len(frame)), frame["name"].to_list())
     ax.set_ylim(len(frame) - 0.4, -0.6)
     ax.margins(x=0.12)
     base = frame["baseline"][0]
-    name = MEASURES.get(measure, measure)
-    style.titles(ax, f"Difference from {_shown(base, share)}", x=f"difference in {name} ({unit})")
+    name = MEASURES.get(measure, measure).partition(" (")[0]
+    style.titles(ax, f"{name.capitalize()}: difference from {_shown(base, share)}", x=f"difference ({unit})")
     documents = style.counted(max(frame["documents"].to_list()), "document")
     style.caption(ax, f"{documents}; pooled; bars: 95 % bootstrap, paired by document")
     return ax

@@ -1,0 +1,100 @@
+"""Greedy decode: transformers, plain exact, plain fast, speculative exact and fast, on texts that do not loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any
+
+import torch
+
+from workbench.bench.arms import held_out, interleave, oracle, ratio_row, speed_row
+from workbench.core.metrics import acceptance, repeated_ngrams
+from workbench.facade import load
+from workbench.model.hybrid import HybridModel
+from workbench.spec.session import generate
+
+PROMPT, NEW, LOOPS = 64, 128, 0.2
+KS = range(1, 9)
+
+
+def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
+    """Rows of the decode benchmark.
+
+    Args:
+        quick: Fewer prompts, tokens and draft lengths.
+
+    Yields:
+        Speeds of every arm over whole calls (prefill of the prompt included), then ratios, then acceptance.
+    """
+    model, new = load("demo"), 24 if quick else NEW
+    candidates = held_out(model, PROMPT, 10 if quick else 60)
+    prompts, shares = [], []
+    for tape in candidates:
+        ids = tape.tokens.tolist()
+        text = generate(model, ids, k=3, max_new_tokens=new, ignore_eos=True).tokens
+        share = repeated_ngrams(text, n=8) or 0.0
+        shares.append(share)
+        if share < LOOPS:
+            prompts.append(ids)
+    prompts = prompts[: 2 if quick else 10]
+    ks = [3] if quick else list(KS)
+    facts: dict[str, Any] = {"prompt_tokens": PROMPT, "new_tokens": new}
+    theirs = oracle()
+
+    def reference(ids: list[int]) -> None:
+        theirs.generate(
+            torch.tensor([ids]), max_new_tokens=new, min_new_tokens=new, do_sample=False, use_cache=True, pad_token_id=0
+        )
+
+    def ours(exact: bool, k: int) -> Callable[[list[int]], object]:
+        return lambda ids: generate(model, ids, k=k, max_new_tokens=new, ignore_eos=True, exact=exact)
+
+    arms: dict[str, Callable[[Any], Any]] = {"transformers generate": reference}
+    arms |= {"plain exact": ours(True, 0), "plain fast": ours(False, 0)}
+    arms |= {f"speculative exact k={k}": ours(True, k) for k in ks}
+    arms |= {f"speculative fast k={k}": ours(False, k) for k in ks if quick or k in (2, 3, 4)}
+    seconds = interleave(arms, prompts, repeats=1 if quick else 3, desc="decode")
+    tokens = [new] * len(seconds["plain fast"])
+    kept = {"kept": len(prompts), "candidates": len(candidates), "median_repeated_8grams": median(shares)}
+    for name, values in seconds.items():
+        mode = "exact" if "exact" in name else "fast"
+        yield speed_row(name, values, tokens, mode=mode, **facts, **kept)
+    best = min((f"speculative exact k={k}" for k in ks), key=lambda name: median(seconds[name]))
+    plain = seconds["plain fast"]
+    yield ratio_row("plain fast / transformers generate", seconds["transformers generate"], plain, mode="fast", **facts)
+    yield ratio_row(f"{best} / plain fast", plain, seconds[best], mode="exact against fast", **facts)
+    yield ratio_row(f"{best} / plain exact", seconds["plain exact"], seconds[best], mode="exact", **facts)
+    yield from _acceptance(model, prompts, new, ks)
+    yield from _one_row_products(model)
+
+
+def _acceptance(model: HybridModel, prompts: list[list[int]], new: int, ks: list[int]) -> Iterator[dict[str, Any]]:
+    for k in ks:
+        made = {str(i): generate(model, ids, k=k, max_new_tokens=new, ignore_eos=True) for i, ids in enumerate(prompts)}
+        pooled = acceptance({name: g.records for name, g in made.items()}, aggregation="pooled")
+        joint = [None if share is None else round(share, 4) for share in pooled.joint]
+        yield {"name": f"acceptance k={k}", "mode": "exact", "unit": "tau", "value": pooled.tau, "joint": joint}
+
+
+def _one_row_products(model: HybridModel) -> Iterator[dict[str, Any]]:
+    """One row times every weight of the model: the usual call, ours, and a transposed copy of the weights."""
+    weights = [p for p in model.parameters() if p.dim() == 2 and p.shape[1] > 8]
+    copies = [w.t().contiguous() for w in weights]
+    xs = {width: torch.randn(4, width) for width in {w.shape[1] for w in weights}}
+    arms: dict[str, Callable[[Any], Any]] = {
+        "one row, F.linear": lambda _: [torch.nn.functional.linear(xs[w.shape[1]][:1], w) for w in weights],
+        "four rows, weight times transposed rows": lambda _: [torch.mm(w, xs[w.shape[1]].t()) for w in weights],
+        "one row, transposed copy of the weights": lambda _: [torch.mm(xs[c.shape[0]][:1], c) for c in copies],
+    }
+    for name, values in interleave(arms, range(30), repeats=1, desc="products").items():
+        ms = sorted(1e3 * v for v in values)
+        yield {
+            "name": name,
+            "value": median(ms),
+            "low": ms[0],
+            "high": ms[-1],
+            "unit": "ms",
+            "n": len(ms),
+            "mode": "fast",
+        }
