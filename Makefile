@@ -69,10 +69,7 @@ lab: venv  ## JupyterLab on notebooks/, on this machine only
 	$(BIN)/jupyter-lab --ip 127.0.0.1 --notebook-dir notebooks $(ARGS)
 
 notebooks: venv  ## run the committed notebooks again, in place
-	@shopt -s nullglob; found=(notebooks/*.ipynb); \
-	if [ $${#found[@]} -eq 0 ]; then echo "notebooks/ holds no notebook yet"; exit 0; fi; \
-	$(BIN)/jupyter-nbconvert --to notebook --execute --inplace \
-		--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=900 "$${found[@]}" $(ARGS)
+	$(BIN)/python notebooks/execute.py $(ARGS)
 
 clean:  ## remove caches and builds; .venv and runs/ stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -26,3 +26,16 @@ def test_quiet_silences_every_bar_and_ends(capsys):
     list(progress([1], desc="after"))
     err = capsys.readouterr().err
     assert "asked for" in err and "after" in err and "refused" not in err
+
+
+def test_quiet_also_works_as_a_switch(capsys):
+    quiet()
+    try:
+        list(progress([1], desc="off"))
+        with quiet(False):
+            list(progress([1], desc="on"))
+        list(progress([1], desc="off again"))
+    finally:
+        quiet(False)
+    err = capsys.readouterr().err
+    assert "on:" in err and "off" not in err

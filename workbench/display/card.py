@@ -25,9 +25,10 @@ class Card:
     note: str = ""
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(text)}</td></tr>" for name, text in self.rows)
+        cell = '<td style="text-align:left">'
+        rows = "".join(f"<tr>{cell}{escape(name)}</td>{cell}{escape(text)}</td></tr>" for name, text in self.rows)
         note = f'<div class="wb-note">{escape(self.note)}</div>' if self.note else ""
-        title = f'<div class="wb-title">{escape(self.title)}</div>'
+        title = f'<div class="wb-title"><strong>{escape(self.title)}</strong></div>'
         table = f'<table class="wb-rows"><tbody>{rows}</tbody></table>' if rows else ""
         return f'{STYLE}<div class="wb wb-card">{title}{table}{note}</div>'
 

@@ -1,7 +1,8 @@
-"""HTML escaping and the one style sheet of strips and cards, for light and dark notebook themes.
+"""HTML escaping and the styles of strips and cards, for light and dark notebook themes.
 
-Colours are translucent fills behind the notebook's own text colour, so that they work on either background; struck-out
-text is ``<del>`` and line ends are real characters, so that meaning survives where style sheets are removed.
+Colours are translucent fills behind the notebook's own text colour, so that they work on either background. What
+carries meaning is styled inline: JupyterLab takes style sheets out of a notebook that its reader has not run yet, and
+leaves inline styles in. Struck-out text is ``<del>`` and line ends are real characters, for places that remove both.
 """
 
 from __future__ import annotations
@@ -10,30 +11,34 @@ from html import escape
 
 INVISIBLE = {"\t": "→\t", "\n": "↵\n", "\r": "␍"}
 
+FILLS = {
+    "prompt": "opacity:0.62",
+    "plain": "background-color:rgba(128,128,128,0.2)",
+    "accepted": "background-color:rgba(0,158,115,0.32)",
+    "bonus": "background-color:rgba(86,180,233,0.3);border-bottom:2px solid #56B4E9",
+    "forced": "background-color:rgba(204,121,167,0.3);border-bottom:2px dotted #CC79A7",
+    "rejected": "background-color:rgba(213,94,0,0.22);text-decoration:line-through;opacity:0.8",
+    "dropped": "background-color:rgba(0,158,115,0.14);text-decoration:line-through;opacity:0.8",
+}
+
 STYLE = """<style>
 .wb{color:var(--jp-content-font-color1,inherit);font-family:var(--jp-content-font-family,system-ui,sans-serif);
  font-size:13px;line-height:1.5;max-width:100%}
-.wb .wb-key{display:inline-block;margin:0 14px 4px 0;font-size:12px}
+.wb .wb-key{font-size:12px}
 .wb .wb-note{opacity:.7;font-size:12px;margin-top:4px}
 .wb pre.wb-text{white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0;padding:0;
  background:none;color:inherit;border:0;font-family:var(--jp-code-font-family,ui-monospace,monospace);font-size:13px;line-height:1.75}
 .wb .t{border-radius:3px;padding:1px 0;box-shadow:inset -1px 0 0 rgba(128,128,128,.35)}
-.wb .prompt{opacity:.62}
-.wb .plain{background:rgba(128,128,128,.20)}
-.wb .accepted{background:rgba(0,158,115,.32)}
-.wb .bonus{background:rgba(86,180,233,.30);border-bottom:2px solid #56B4E9}
-.wb .forced{background:rgba(204,121,167,.30);border-bottom:2px dotted #CC79A7}
-.wb .rejected{background:rgba(213,94,0,.22);text-decoration:line-through;text-decoration-color:#D55E00;opacity:.8}
-.wb .dropped{background:rgba(0,158,115,.14);text-decoration:line-through;text-decoration-color:#009E73;opacity:.8}
+.wb .rejected{text-decoration-color:#D55E00}
+.wb .dropped{text-decoration-color:#009E73}
 .wb .s{position:relative}
 .wb .s::before{content:"·";position:absolute;left:0;width:100%;text-align:center;opacity:.45}
 .wb .w{opacity:.55}
 .wb-card{display:inline-block;border:1px solid rgba(128,128,128,.4);border-radius:6px;padding:8px 12px;margin:4px 0}
-.wb-card .wb-title{font-weight:600;margin-bottom:4px}
+.wb-card .wb-title{margin-bottom:4px}
 .wb-card table.wb-rows{border-collapse:collapse;margin:0;font-size:13px;border:0;color:inherit}
 .wb-card table.wb-rows tbody tr{background:none}
-.wb-card table.wb-rows td{padding:1px 16px 1px 0;text-align:left;vertical-align:top;border:0;
- background:none;color:inherit}
+.wb-card table.wb-rows td{padding:1px 16px 1px 0;vertical-align:top;border:0;background:none;color:inherit}
 .wb-card table.wb-rows td:first-child{opacity:.7;white-space:nowrap}
 .wb-card table.wb-rows td:last-child{font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
 </style>"""

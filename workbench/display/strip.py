@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from workbench.core.errors import UserError
 from workbench.core.records import RoundRecord
-from workbench.display.markup import STYLE, attribute, visible
+from workbench.display.markup import FILLS, STYLE, attribute, visible
 from workbench.display.spans import KINDS, STRUCK, Span, kinds_from_rounds
 
 
@@ -72,7 +72,8 @@ def token_strip(
         facts += [] if confidence is None else [f"drafter's top-1 probability {confidence:.3f}"]
         tag = "del" if struck else "span"
         body = visible(text, breaks=not struck) or '<span class="w">∅</span>'
-        parts.append(f'<{tag} class="t {kind}" title="{attribute(chr(10).join(facts))}">{body}</{tag}>')
+        title = attribute("\n".join(facts))
+        parts.append(f'<{tag} class="t {kind}" style="{FILLS[kind]}" title="{title}">{body}</{tag}>')
         # A run of struck drafts looks ahead of the text; the text goes on at the run's first position.
         position, ahead = (position, ahead + 1) if struck else (position + 1, 0)
     tally = Counter(kinds)
@@ -115,5 +116,6 @@ def _page(text: str, counts: dict[str, int]) -> str:
     keys = []
     for kind, count in counts.items():
         tag = "del" if kind in STRUCK else "span"
-        keys.append(f'<span class="wb-key"><{tag} class="t {kind}">&nbsp;{KINDS[kind]}&nbsp;</{tag}> {count:,}</span>')
+        sample = f'<{tag} class="t {kind}" style="{FILLS[kind]}">&nbsp;{KINDS[kind]}&nbsp;</{tag}>'
+        keys.append(f'<span class="wb-key" style="display:inline-block;margin:0 14px 4px 0">{sample} {count:,}</span>')
     return f'{STYLE}<div class="wb"><div>{"".join(keys)}</div><pre class="wb-text">{text}</pre></div>'
