@@ -147,7 +147,12 @@ def plain_head_norms(patch: pytest.MonkeyPatch, model: HybridModel) -> None:
 
 
 def key_heads_modulo(patch: pytest.MonkeyPatch, model: HybridModel) -> None:
-    patch.setattr(Tensor, "repeat_interleave", lambda x, r, dim: torch.cat([x] * r, dim))
+    def wrong(x: Tensor, dim: int, index: Tensor) -> Tensor:
+        queries, keys = x.chunk(2, dim)
+        times = len(index) // x.shape[dim]
+        return torch.cat([queries] * times + [keys] * times, dim)
+
+    patch.setattr(Tensor, "index_select", wrong)
 
 
 def query_groups_modulo(patch: pytest.MonkeyPatch, model: HybridModel) -> None:

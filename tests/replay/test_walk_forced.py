@@ -13,7 +13,7 @@ from workbench.core.tape import Corpus, Tape
 from workbench.model.weights.load import load_model
 from workbench.replay import compare_rounds, live_rounds, replay, walk
 
-REGISTERS = ("novels", "pycode", "pydocs", "speeches", "sqlite")
+REGISTERS = ("novels", "pycode", "sqlite")
 
 
 def excerpts(tapes: list[Tape], length: int = 90) -> Corpus:
@@ -39,7 +39,7 @@ def test_a_forced_walk_is_the_forced_run(demo, heldout, policies, against_live, 
 @pytest.mark.full
 @pytest.mark.parametrize("register", REGISTERS)
 def test_every_k_under_every_policy(demo, heldout, policies, against_live, differences, tmp_path, register):
-    tapes = excerpts(heldout(register, 4), length=64)
+    tapes = excerpts(heldout(register, 3), length=32)
     table = replay(demo, tapes, out=tmp_path / "table")
     for k, name in product(range(1, 9), policies):
         walked, lived = against_live(demo, tapes, table=table, estimator="forced", k=k, **policies[name])

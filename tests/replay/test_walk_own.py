@@ -39,7 +39,7 @@ def test_the_small_design_takes_every_k_and_every_policy(policies):
 @pytest.mark.full
 @pytest.mark.parametrize("i", range(5), ids=REGISTERS)
 def test_every_k_under_every_policy(demo, heldout, policies, against_live, differences, tmp_path, i):
-    own = own_tapes(demo, heldout(REGISTERS[i], 2), prompt_tokens=PROMPTS[i], max_new_tokens=72)
+    own = own_tapes(demo, heldout(REGISTERS[i]), prompt_tokens=PROMPTS[i], max_new_tokens=56)
     table = replay(demo, own, out=tmp_path / "table")
     by_k: dict[int, set[int]] = {}
     for k, name in product(range(1, 9), policies):

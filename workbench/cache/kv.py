@@ -45,8 +45,8 @@ class KVPlane:
         self.reserve(max(at + n for at, n in zip(lengths, counts, strict=True)))
         for b, (at, n) in enumerate(zip(lengths, counts, strict=True)):
             if n:
-                self.k_BNSD[b, :, at : at + n] = k_BTND[b, :n].transpose(0, 1)
-                self.v_BNSD[b, :, at : at + n] = v_BTND[b, :n].transpose(0, 1)
+                self.k_BNSD[b].narrow(1, at, n).copy_(k_BTND[b, :n].transpose(0, 1))
+                self.v_BNSD[b].narrow(1, at, n).copy_(v_BTND[b, :n].transpose(0, 1))
 
     def rows(self, b: int, length: int) -> tuple[Tensor, Tensor]:
         """K and V rows [N, length, D] of sequence ``b``."""

@@ -63,10 +63,11 @@ class RecurrentPlane:
         self.tape: list[DeltaInputs] | None = None
         self.keep_columns = False
 
-    def put(self, conv_BWC: Tensor, state_BHKV: Tensor, inputs: DeltaInputs) -> None:
-        """Take the window and state after a forward; record its inputs when a verify is open."""
+    def put(self, conv_BWC: Tensor, state_BHKV: Tensor, inputs: DeltaInputs | None) -> None:
+        """Take the window and state after a forward; record its inputs, needed when a verify is open."""
         self.conv_BWC, self.state_BHKV = conv_BWC, state_BHKV
         if self.tape is not None:
+            assert inputs is not None
             self.tape.append(inputs)
 
     def cut(self, conv_BWC: Tensor, state_BHKV: Tensor, keep: Sequence[int]) -> None:
@@ -83,6 +84,12 @@ class RecurrentPlane:
         parts = () if self.keep_columns else ("k_BTHK", "v_BTHV", "beta_BTH", "decay_BTH")
         inputs = [self._recorded(name) for name in parts]
         window = conv_BWC.shape[1]
+        if len(keep) == 1 and keep[0] and self.keep_columns and not ragged:
+            n = keep[0]
+            # copied, since a view would hold every recorded row
+            self.conv_BWC = torch.cat([conv_BWC[:, n:], conv[:, max(n - window, 0) : n]], 1)
+            self.state_BHKV = columns[n - 1]
+            return
         convs, states = [], []
         for b, n in enumerate(keep):
             rows = self._valid_rows(b)[:n] if ragged else slice(n)

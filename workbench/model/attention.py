@@ -7,16 +7,22 @@ P start positions, J private rows of a chain.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
 
 from workbench.cache.kv import BLOCK, KVPlane
 from workbench.model.config import ModelConfig
-from workbench.model.ops import Numerics, linear, mapped, rms_norm
+from workbench.model.ops import SERIAL, Derived, Numerics, linear, mapped, rms_norm, widen
 from workbench.model.rotary import Rotary
 
 NEG = float("-inf")
+
+
+def _head_scales(heads: int, key_heads: int, q_norm_D: Tensor, k_norm_D: Tensor) -> Tensor:
+    """1 + weight of every query and key head's norm."""
+    return torch.cat([q_norm_D.expand(heads, -1), k_norm_D.expand(key_heads, -1)]).float() + 1.0
 
 
 class GatedAttention(nn.Module):
@@ -35,6 +41,7 @@ class GatedAttention(nn.Module):
         self.o_proj = nn.Parameter(torch.full((config.hidden_size, heads * self.d), torch.nan))
         self.q_norm = nn.Parameter(torch.full((self.d,), torch.nan))
         self.k_norm = nn.Parameter(torch.full((self.d,), torch.nan))
+        self._scales = Derived(partial(_head_scales, heads, self.n))
 
     def project(
         self, x_BTH: Tensor, rotary: Rotary, cos_BTR: Tensor, sin_BTR: Tensor, num: Numerics
@@ -43,15 +50,13 @@ class GatedAttention(nn.Module):
         b, t, h = x_BTH.shape
         heads = self.n * self.g
         packed = linear(x_BTH.reshape(b * t, h), self.qkv, num).view(b, t, -1)
-        q_gate = packed[..., : 2 * heads * self.d].view(b, t, heads, 2, self.d)
-        k = packed[..., 2 * heads * self.d : (2 * heads + self.n) * self.d].view(b, t, self.n, self.d)
-        v = packed[..., (2 * heads + self.n) * self.d :].view(b, t, self.n, self.d)
-        both = torch.cat([q_gate[..., 0, :], k], dim=2)
-        scale = torch.cat([self.q_norm.expand(heads, -1), self.k_norm.expand(self.n, -1)]).float() + 1.0
-        both = rotary(rms_norm(both, scale, self.eps), cos_BTR, sin_BTR)
-        q = both[:, :, :heads].reshape(b, t, self.n, self.g, self.d)
-        gate = q_gate[..., 1, :].reshape(b, t, heads * self.d)
-        return q, both[:, :, heads:], v, gate
+        q_gate, k, v = torch.split_with_sizes(packed, (2 * heads * self.d, self.n * self.d, self.n * self.d), 2)
+        query, gate = q_gate.view(b, t, heads, 2, self.d).unbind(3)
+        both = torch.cat([query, k.view(b, t, self.n, self.d)], dim=2)
+        both = rotary(rms_norm(both, self._scales(self.q_norm, self.k_norm), self.eps), cos_BTR, sin_BTR)
+        q, k = both.split([heads, self.n], 2)
+        gate = gate.reshape(b, t, heads * self.d)
+        return q.unflatten(2, (self.n, self.g)), k, v.view(b, t, self.n, self.d), gate
 
     def finish(self, out_BTQ: Tensor, gate_BTQ: Tensor, num: Numerics) -> Tensor:
         """Gate the attended values and project them back to [B, T, H]."""
@@ -88,6 +93,9 @@ class GatedAttention(nn.Module):
         q, k, v, gate = self.project(x_BTH, rotary, cos_BTR, sin_BTR, num)
         plane.append(k, v, lengths, counts)
         attend = attend_exact if num.exact else attend_fast
+        if len(counts) == 1 and counts[0]:
+            n, rows = counts[0], gate.shape[1]
+            return self.finish(widen(attend(q[0, :n], plane, 0, lengths[0], num), rows).unsqueeze(0), gate, num)
         out = torch.zeros_like(gate)
         for b, (at, n) in enumerate(zip(lengths, counts, strict=True)):
             if n:
@@ -136,27 +144,34 @@ def attend_exact(q_TNGD: Tensor, plane: KVPlane, b: int, at: int, num: Numerics)
     """Attention whose bits per row do not depend on T: fixed row blocks over fixed key blocks, merged in order."""
     t, n, g, d = q_TNGD.shape
     block = num.row_block
-    q = torch.nn.functional.pad(q_TNGD * d**-0.5, (0, 0, 0, 0, 0, 0, 0, -t % block))
+    q = widen((q_TNGD * d**-0.5).reshape(t, n * g * d), t + -t % block).view(-1, n, g, d)
     outs = []
     for lo in range(0, t, block):
-        last = at + min(lo + block, t) - 1
-        nb = last // BLOCK + 1
+        nb = (at + min(lo + block, t) - 1) // BLOCK + 1
         k = plane.k_BNSD[b, :, : nb * BLOCK].reshape(n * nb, BLOCK, d)
         v = plane.v_BNSD[b, :, : nb * BLOCK].reshape(n * nb, BLOCK, d)
         q_NRD = q[lo : lo + block].transpose(0, 1).reshape(n, 1, block * g, d)
-        positions = torch.arange(at + lo, at + lo + block, device=q.device).clamp(max=last)
-        outs.append(merge_blocks(q_NRD, k, v, positions, g, num))
-    return torch.cat(outs)[:t]
+        outs.append(merge_blocks(q_NRD, k, v, at + lo, g, num))
+    out = outs[0] if len(outs) == 1 else torch.cat(outs)
+    return out if t == len(out) else out[:t]
 
 
-def merge_blocks(q_N1RD: Tensor, k_MSD: Tensor, v_MSD: Tensor, positions_R: Tensor, g: int, num: Numerics) -> Tensor:
+@lru_cache(maxsize=512)
+def late_keys(at: int, rows: int, g: int, blocks: int, device: torch.device) -> Tensor:
+    """0 where a row at place ``at + r`` sees a key of the first ``blocks`` key blocks, else -inf, [blocks, R*G, 64]."""
+    keys = torch.arange(blocks * BLOCK, device=device).view(blocks, 1, BLOCK)
+    places = torch.arange(at, at + rows, device=device).repeat_interleave(g)
+    return torch.zeros(blocks, rows * g, BLOCK, device=device).masked_fill(keys > places[:, None], NEG)
+
+
+def merge_blocks(q_N1RD: Tensor, k_MSD: Tensor, v_MSD: Tensor, at: int, g: int, num: Numerics) -> Tensor:
     """Softmax attention of one block of rows over key blocks, summed block by block in order.
 
     Args:
         q_N1RD: Scaled queries of one row block, [N, 1, R*G, D].
         k_MSD: Key blocks [N*blocks, 64, D].
         v_MSD: Value blocks, likewise.
-        positions_R: Last key position each row may see.
+        at: Position of the first row, the last key that it may see; the others follow.
         g: Query heads per key/value head.
         num: Numerical class.
 
@@ -166,16 +181,16 @@ def merge_blocks(q_N1RD: Tensor, k_MSD: Tensor, v_MSD: Tensor, positions_R: Tens
     n, _, rows, d = q_N1RD.shape
     nb = k_MSD.shape[0] // n
     q = q_N1RD.expand(n, nb, rows, d).reshape(n * nb, rows, d)
-    scores = torch.bmm(q, k_MSD.transpose(1, 2)).float().view(n, nb, rows // g, g, BLOCK)
-    keys = torch.arange(nb * BLOCK, device=q.device).view(nb, 1, 1, BLOCK)
-    scores = scores.masked_fill(keys > positions_R[:, None, None], NEG).view(n, nb, rows, BLOCK)
-    peak = scores.amax((1, 3), keepdim=True)
-    weight = mapped(torch.exp, scores - peak, num)
-    parts = torch.bmm(weight.view(n * nb, rows, BLOCK).to(v_MSD.dtype), v_MSD).view(n, nb, rows, d)
-    totals = weight.sum(-1)
-    out, total = parts[:, 0].float(), totals[:, 0]
-    for i in range(1, nb):
-        out, total = out + parts[:, i], total + totals[:, i]
+    scores = torch.bmm(q, k_MSD.transpose(1, 2)).float().view(n, nb, rows, BLOCK)
+    first = at // BLOCK
+    scores[:, first:] += late_keys(at % BLOCK, rows // g, g, nb - first, q.device)
+    scores -= scores.amax((1, 3), keepdim=True)
+    weight = scores.exp_() if scores.numel() <= SERIAL else mapped(torch.exp, scores, num)
+    parts = torch.bmm(weight.view(n * nb, rows, BLOCK).to(v_MSD.dtype), v_MSD).view(n, nb, rows, d).float()
+    out, *others = parts.unbind(1)
+    total, *totals = weight.sum(-1).unbind(1)
+    for more, weight_sum in zip(others, totals, strict=True):
+        out, total = out + more, total + weight_sum
     out = (out / total.unsqueeze(-1)).to(v_MSD.dtype)
     return out.view(n, rows // g, g, d).transpose(0, 1).reshape(rows // g, n * g * d)
 

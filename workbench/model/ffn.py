@@ -21,6 +21,6 @@ class SwiGLU(nn.Module):
     def forward(self, x_BTH: Tensor, num: Numerics) -> Tensor:
         """Apply the block to every row."""
         b, t, h = x_BTH.shape
-        both = linear(x_BTH.reshape(b * t, h), self.gate_up, num)
-        hidden = mapped(nn.functional.silu, both[:, : self.width], num) * both[:, self.width :]
+        gate, up = linear(x_BTH.reshape(b * t, h), self.gate_up, num).chunk(2, 1)
+        hidden = mapped(nn.functional.silu, gate, num) * up
         return linear(hidden, self.down, num).view(b, t, h)

@@ -24,7 +24,7 @@ from workbench.model.config import LINEAR, ModelConfig
 from workbench.model.delta import GatedDeltaNet
 from workbench.model.ffn import SwiGLU
 from workbench.model.mtp import MTPHead
-from workbench.model.ops import Numerics, linear, rms_norm
+from workbench.model.ops import Derived, Numerics, linear, plus_one, rms_norm, widen
 from workbench.model.rotary import Rotary
 
 if TYPE_CHECKING:
@@ -73,11 +73,13 @@ class Block(nn.Module):
         self.mixer: GatedDeltaNet | GatedAttention
         self.mixer = GatedDeltaNet(config) if kind == LINEAR else GatedAttention(config)
         self.ffn = SwiGLU(config)
+        self._scales = Derived(plus_one)
 
     def feed(self, x_BTH: Tensor, mixed_BTH: Tensor, num: Numerics) -> Tensor:
         """Add the mixer's output, then the feed-forward block's."""
         x = x_BTH + mixed_BTH
-        return x + self.ffn(rms_norm(x, 1.0 + self.post_norm.float(), self.eps), num)
+        scale = self._scales(self.input_norm, self.post_norm)[1]
+        return x + self.ffn(rms_norm(x, scale, self.eps), num)
 
     def forward_train(self, x_BTH: Tensor, rotary: Rotary, cos_BTR: Tensor, sin_BTR: Tensor, num: Numerics) -> Tensor:
         """The whole layer over whole sequences, without a cache; differentiable."""
@@ -88,7 +90,7 @@ class Block(nn.Module):
 
     def normed(self, x_BTH: Tensor) -> Tensor:
         """Input of the mixer."""
-        return rms_norm(x_BTH, 1.0 + self.input_norm.float(), self.eps)
+        return rms_norm(x_BTH, self._scales(self.input_norm, self.post_norm)[0], self.eps)
 
 
 class HybridModel(nn.Module):
@@ -110,6 +112,7 @@ class HybridModel(nn.Module):
         self.mtp = MTPHead(config) if config.mtp_num_hidden_layers else None
         self.rotary = Rotary(config.rotary_dim, config.rope_theta)
         self.exact = exact
+        self._scale = Derived(plus_one)
         self.tokenizer: Tokenizer | None = None
         self.source: str = ""
         self.path: Path | None = None
@@ -143,7 +146,7 @@ class HybridModel(nn.Module):
     @property
     def final_scale(self) -> Tensor:
         """1 + weight of the final norm, float32."""
-        return 1.0 + self.norm.float()
+        return self._scale(self.norm)[0]
 
     def new_cache(self, *, batch: int = 1, capacity: int | None = None, strategy: str = "tape") -> HybridCache:
         """An empty cache for this model.
@@ -207,8 +210,18 @@ class HybridModel(nn.Module):
 
     def _positions(self, lengths: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
         cos, sin = self.rotary.table(max(lengths) + t, self.device)
+        if len(lengths) == 1:
+            at = lengths[0]
+            return cos[None, at : at + t], sin[None, at : at + t]
         pairs = [(cos[at : at + t], sin[at : at + t]) for at in lengths]
         return torch.stack([c for c, _ in pairs]), torch.stack([s for _, s in pairs])
+
+    def _widened(self, x_BTH: Tensor, num: Numerics) -> Tensor:
+        """On a CPU, one sequence with rows added until its products need no more; the rows added mean nothing."""
+        b, t, _ = x_BTH.shape
+        if b > 1 or x_BTH.device.type != "cpu" or num.rows(t) == t:
+            return x_BTH
+        return widen(x_BTH[0], num.rows(t)).unsqueeze(0)
 
     def check_ids(self, tokens_BT: Tensor) -> None:
         """Refuse token ids outside the vocabulary, in a sentence that names the first."""
@@ -267,7 +280,8 @@ class HybridModel(nn.Module):
         x = self._embedded(tokens_BT)
         cache.admit(tokens_BT, n)
         num = self.numerics
-        cos, sin = self._positions(lengths, t)
+        x = self._widened(x, num)
+        cos, sin = self._positions(lengths, x.shape[1])
         tapped: dict[int, Tensor] = {}
         for i, (layer, plane) in enumerate(zip(self.layers, cache.planes, strict=True)):
             assert isinstance(layer, Block)
@@ -279,14 +293,15 @@ class HybridModel(nn.Module):
                 mixed = layer.mixer(h, plane, lengths, n, self.rotary, cos, sin, num)
             x = layer.feed(x, mixed, num)
             if i in taps:
-                tapped[i] = x
+                tapped[i] = x[:, :t]
         cache.advance(n)
         normed = rms_norm(x, self.final_scale, self.config.rms_norm_eps)
+        if logits == "all":
+            return Rows(x[:, :t], normed[:, :t], self._logits(normed, t), tapped)
+        x, normed = x[:, :t], normed[:, :t]
         if logits == "none":
             return Rows(x, normed, None, tapped)
-        if logits == "all":
-            picked = normed
-        elif logits == "last":
+        if logits == "last":
             picked = torch.stack([normed[i, max(c - 1, 0)] for i, c in enumerate(n)]).unsqueeze(1)
         else:
             picked = normed[:, list(logits)]  # type: ignore[arg-type]
@@ -312,9 +327,13 @@ class HybridModel(nn.Module):
 
     def unembed(self, normed_BTH: Tensor) -> Tensor:
         """Logits [B, T, V] in float32 of rows that carry the final norm already."""
+        return self._logits(normed_BTH, normed_BTH.shape[1])
+
+    def _logits(self, normed_BTH: Tensor, first: int) -> Tensor:
         b, t, h = normed_BTH.shape
         weight = self.embed if self.head is None else self.head
-        return linear(normed_BTH.reshape(b * t, h), weight, self.numerics).view(b, t, -1).float()
+        logits = linear(normed_BTH.reshape(b * t, h), weight, self.numerics).view(b, t, -1)
+        return logits[:, :first].contiguous().float()
 
     def carrier(self, rows: Rows, kind: str = "normed") -> Tensor:
         """The hidden rows a drafter is fed: "normed" (default) or "pre_norm"."""
@@ -357,12 +376,14 @@ class HybridModel(nn.Module):
                 f"{self.config.hidden_size} per token is needed"
             )
         cache.admit(tokens_BT, n)
-        cos, sin = self._positions(lengths, t)
+        num = self.numerics
+        embedding, carrier = self._widened(embedding, num), self._widened(carrier_BTH, num)
+        cos, sin = self._positions(lengths, embedding.shape[1])
         plane = cache.planes[0]
         assert isinstance(plane, KVPlane)
-        out = mtp(embedding, carrier_BTH, plane, lengths, n, self.rotary, cos, sin, self.numerics, probe)
+        out = mtp(embedding, carrier, plane, lengths, n, self.rotary, cos, sin, num, probe)
         cache.advance(n)
-        return out
+        return out[:, :t]
 
     def save(self, path: str | Path) -> Path:
         """Write a Hugging Face directory that transformers loads: config, safetensors, tokenizer.

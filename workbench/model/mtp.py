@@ -15,7 +15,7 @@ from workbench.cache.kv import KVPlane
 from workbench.model.attention import GatedAttention
 from workbench.model.config import ModelConfig
 from workbench.model.ffn import SwiGLU
-from workbench.model.ops import Numerics, linear, rms_norm
+from workbench.model.ops import Derived, Numerics, linear, plus_one, rms_norm
 from workbench.model.rotary import Rotary
 
 
@@ -36,19 +36,26 @@ class MTPHead(nn.Module):
         self.norm = nn.Parameter(torch.full((h,), torch.nan))
         self.attention = GatedAttention(config)
         self.ffn = SwiGLU(config)
+        self._scales = Derived(plus_one)
+
+    def scales(self) -> tuple[Tensor, ...]:
+        """1 + weight of the norms: embedding, hidden, input, post, final."""
+        return self._scales(self.embedding_norm, self.hidden_norm, self.input_norm, self.post_norm, self.norm)
 
     def join(self, embedding_BTH: Tensor, carrier_BTH: Tensor, num: Numerics) -> Tensor:
         """Input of the layer for every pair, [B, T, H]; the embedding comes first."""
         b, t, h = embedding_BTH.shape
-        left = rms_norm(embedding_BTH, 1.0 + self.embedding_norm.float(), self.eps)
-        right = rms_norm(carrier_BTH, 1.0 + self.hidden_norm.float(), self.eps)
-        return linear(torch.cat([left, right], -1).reshape(b * t, 2 * h), self.fc, num).view(b, t, h)
+        scales = self.scales()
+        left = rms_norm(embedding_BTH, scales[0], self.eps)
+        right = rms_norm(carrier_BTH, scales[1], self.eps)
+        return linear(torch.cat([left, right], -1).reshape(b * t, 2 * h), self.fc, num).contiguous().view(b, t, h)
 
     def after(self, x_BTH: Tensor, mixed_BTH: Tensor, num: Numerics) -> Tensor:
         """Residuals, feed-forward and the head's norm: the next carrier [B, T, H]."""
+        scales = self.scales()
         x = x_BTH + mixed_BTH
-        x = x + self.ffn(rms_norm(x, 1.0 + self.post_norm.float(), self.eps), num)
-        return rms_norm(x, 1.0 + self.norm.float(), self.eps)
+        x = x + self.ffn(rms_norm(x, scales[3], self.eps), num)
+        return rms_norm(x, scales[4], self.eps)
 
     def forward(
         self,
@@ -81,7 +88,7 @@ class MTPHead(nn.Module):
             Next carriers [B, T, H], after the head's norm: what the vocabulary head reads.
         """
         x = self.join(embedding_BTH, carrier_BTH, num)
-        h = rms_norm(x, 1.0 + self.input_norm.float(), self.eps)
+        h = rms_norm(x, self.scales()[2], self.eps)
         mark = probe or _unobserved
         mark("glue")
         mixed = self.attention(h, plane, lengths, counts, rotary, cos_BTR, sin_BTR, num)

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +19,7 @@ from torch import Tensor
 from workbench.core.errors import CapabilityError
 
 LANES = 64  # a flat length that is a multiple of this leaves no scalar tail in any vector width in use
+FEW = 16  # rows up to this many go through the product of the weight with the transposed rows
 SERIAL = 32_768  # elementwise maps up to this length run on one thread, so threads cannot move a tail
 
 
@@ -45,6 +49,49 @@ class Numerics:
             )
         return cls(exact)
 
+    def rows(self, n: int) -> int:
+        """Rows a product of n rows takes on a CPU: what to widen to before a chain of products."""
+        if self.exact:
+            return n + -n % self.row_block
+        return n if n > FEW else 2 if n <= 2 else n + -n % 4
+
+
+T = TypeVar("T")
+_ADDRESS, _VERSION = Tensor.data_ptr, attrgetter("_version")
+
+
+class Derived(Generic[T]):
+    """What is computed from parameters alone, kept until one of them changes.
+
+    While gradients are wanted it is computed anew each time, so that they flow.
+
+    Args:
+        make: Called with the parameters.
+    """
+
+    def __init__(self, make: Callable[..., T]) -> None:
+        self.make = make
+        self._of: tuple[Tensor, ...] = ()  # held, so that no other tensor takes their place in memory
+        self._key: list[int] = []
+        self._kept: tuple[T, ...] = ()
+
+    def __call__(self, *parameters: Tensor) -> T:
+        """The value for these parameters."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.make(*parameters)
+        try:
+            key = [*map(_ADDRESS, parameters), *map(_VERSION, parameters)]
+        except RuntimeError:  # tensors made in inference mode count no versions
+            key = [*map(_ADDRESS, parameters)]
+        if key != self._key:
+            self._of, self._key, self._kept = parameters, key, (self.make(*parameters),)
+        return self._kept[0]
+
+
+def plus_one(*weights: Tensor) -> tuple[Tensor, ...]:
+    """Scales 1 + weight in float32 of norms that store their scale so."""
+    return tuple(1.0 + w.float() for w in weights)
+
 
 def pad_rows(x_RK: Tensor, block: int) -> Tensor:
     """Zero rows appended until the number of rows is a multiple of ``block``."""
@@ -64,24 +111,30 @@ def linear(x_RK: Tensor, weight_NK: Tensor, num: Numerics) -> Tensor:
         num: The numerical class.
 
     Returns:
-        [R, N], contiguous.
+        [R, N], in any memory order.
     """
     rows = x_RK.shape[0]
-    on_cpu = x_RK.device.type == "cpu"
-    if not num.exact:
-        if not on_cpu or rows > 16:
-            return torch.nn.functional.linear(x_RK, weight_NK)
-        x = pad_rows(x_RK, 4)
-        return torch.mm(weight_NK, x.t()).t()[:rows].contiguous()
-    block = num.row_block
-    x = pad_rows(x_RK, block)
-    if x.shape[0] == block:
-        return torch.mm(weight_NK, x.t()).t()[:rows].contiguous()
-    blocks = x.view(-1, block, x.shape[1]).transpose(1, 2)
-    out_BNR = torch.empty(blocks.shape[0], weight_NK.shape[0], block, dtype=x.dtype)
+    if x_RK.device.type != "cpu" or (not num.exact and rows > FEW):
+        return torch.nn.functional.linear(x_RK, weight_NK)
+    x = widen(x_RK, num.rows(rows))
+    if not num.exact or x.shape[0] == num.row_block:
+        out = torch.mm(weight_NK, x.t()).t()
+        return out if x.shape[0] == rows else out[:rows]
+    blocks = x.view(-1, num.row_block, x.shape[1]).transpose(1, 2)
+    out_BNR = torch.empty(blocks.shape[0], weight_NK.shape[0], num.row_block, dtype=x.dtype)
     for i, x_KR in enumerate(blocks.unbind(0)):
         torch.mm(weight_NK, x_KR, out=out_BNR[i])
     return out_BNR.transpose(1, 2).reshape(-1, weight_NK.shape[0])[:rows]
+
+
+def widen(x_RK: Tensor, rows: int) -> Tensor:
+    """Rows repeated at the end until there are ``rows``; for products, where a row's bits are its own."""
+    n = x_RK.shape[0]
+    if n == rows:
+        return x_RK.contiguous()
+    if n == 1:
+        return torch.cat([x_RK] * rows)
+    return torch.cat([x_RK, x_RK[: rows - n]]) if rows <= 2 * n else pad_rows(x_RK, rows)
 
 
 def mapped(fn: Callable[[Tensor], Tensor], x: Tensor, num: Numerics) -> Tensor:
@@ -98,8 +151,11 @@ def mapped(fn: Callable[[Tensor], Tensor], x: Tensor, num: Numerics) -> Tensor:
     if not num.exact or x.device.type != "cpu":
         return fn(x)
     n = x.numel()
-    if n % LANES == 0 and n <= SERIAL and x.is_contiguous():
-        return fn(x)
+    if n <= SERIAL:
+        whole = x.shape[-1] % LANES == 0 and x.stride(-1) == 1  # no row of it leaves a tail
+        dense = x.is_contiguous() or (x.dim() == 2 and x.t().is_contiguous())
+        if whole or (n % LANES == 0 and dense):
+            return fn(x)
     flat = torch.nn.functional.pad(x.reshape(-1), (0, -n % LANES))
     parts = [fn(part) for part in flat.split(SERIAL)]
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -118,5 +174,27 @@ def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
         Same shape and type as ``x``.
     """
     y = x.float()
-    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True).add(eps)) * scale
-    return y.to(x.dtype)
+    y = y * inverse_norm(y, eps, 1.0 / y.shape[-1]) * scale
+    return y if y.dtype is x.dtype else y.to(x.dtype)
+
+
+def inverse_norm(x: Tensor, eps: float, share: float = 1.0) -> Tensor:
+    """1 / sqrt(share * sum of squares + eps) over the last dimension.
+
+    Args:
+        x: [..., D], float32; the last dimension contiguous.
+        eps: Added under the root.
+        share: Of the sum of squares: 1, or 1/D for their mean.
+
+    Returns:
+        [..., 1].
+    """
+    if torch.is_grad_enabled():
+        return torch.rsqrt(x.square().sum(-1, keepdim=True) * share + eps)
+    norm = torch.linalg.vector_norm(x, 2, -1, True)
+    return torch.addcmul(_scalar(eps, x.device), norm, norm, value=share).rsqrt_()
+
+
+@lru_cache(maxsize=64)
+def _scalar(value: float, device: torch.device) -> Tensor:
+    return torch.tensor(value, dtype=torch.float32, device=device)

@@ -35,10 +35,10 @@ class Rotary(nn.Module):
         return self._cos, self._sin
 
     def forward(self, x_BTND: Tensor, cos_BTR: Tensor, sin_BTR: Tensor) -> Tensor:
-        """Turn the first dimensions of every head.
+        """Turn the first dimensions of every head; in place where no gradient is wanted.
 
         Args:
-            x_BTND: Queries or keys.
+            x_BTND: Queries or keys; the caller's to give away.
             cos_BTR: Cosines of each row's position, [B, T, rd].
             sin_BTR: Sines, the first half negated.
 
@@ -49,5 +49,8 @@ class Rotary(nn.Module):
         head = x_BTND[..., :rd]
         turned = torch.cat([head[..., half:], head[..., :half]], -1)
         cos, sin = cos_BTR.unsqueeze(-2), sin_BTR.unsqueeze(-2)
-        mixed = (head * cos + turned * sin).to(x_BTND.dtype)
+        if not torch.is_grad_enabled() and x_BTND.dtype == cos.dtype:
+            head.mul_(cos).addcmul_(turned, sin)
+            return x_BTND
+        mixed = torch.addcmul(head * cos, turned, sin).to(x_BTND.dtype)
         return torch.cat([mixed, x_BTND[..., rd:]], -1)

@@ -146,7 +146,7 @@ def grid(
     ax.set_yticks(range(len(names[1])), [str(one) for one in names[1]])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    style.titles(ax, value.replace("_", " "), x=x.replace("_", " "), y=y.replace("_", " "))
+    style.titles(ax, value, x=x, y=y)
     return ax
 
 

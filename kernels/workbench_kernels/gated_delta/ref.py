@@ -32,13 +32,28 @@ def _walk(k_BTHK: Tensor, v_BTHV: Tensor, beta_BTH: Tensor, decay_BTH: Tensor, s
     b, t, h, dk = k_BTHK.shape
     dv = v_BTHV.shape[-1]
     s_NKV = state_BHKV.reshape(b * h, dk, dv)
-    for i in range(t):
-        k_N1K = k_BTHK[:, i].reshape(b * h, 1, dk)
-        s_NKV = s_NKV * decay_BTH[:, i].reshape(b * h, 1, 1)
-        d_N1V = v_BTHV[:, i].reshape(b * h, 1, dv) - state_rows(k_N1K, s_NKV)
-        d_N1V = d_N1V * beta_BTH[:, i].reshape(b * h, 1, 1)
-        s_NKV.addcmul_(k_N1K.transpose(1, 2), d_N1V)
+    steps = zip(
+        by_row(k_BTHK, (1, dk)),
+        by_row(k_BTHK, (dk, 1)),
+        by_row(v_BTHV, (1, dv)),
+        by_row(beta_BTH, (1, 1)),
+        by_row(decay_BTH, (1, 1)),
+        strict=True,
+    )
+    for k_N1K, k_NK1, v_N1V, beta_N11, decay_N11 in steps:
+        # S^T k of the decayed state is the decay times that of the state before
+        d_N1V = torch.addcmul(v_N1V, decay_N11, state_rows(k_N1K, s_NKV), value=-1).mul_(beta_N11)
+        s_NKV = (s_NKV * decay_N11).addcmul_(k_NK1, d_N1V)
         yield s_NKV
+
+
+def by_row(x_BTHX: Tensor, shape: tuple[int, int]) -> tuple[Tensor, ...]:
+    """Row after row as [B*H, *shape]."""
+    b, t, h = x_BTHX.shape[:3]
+    if t == 1:
+        return (x_BTHX.reshape(b * h, *shape),)
+    rows = x_BTHX if b == 1 else x_BTHX.transpose(0, 1)
+    return rows.reshape(t, b * h, *shape).unbind(0)
 
 
 def scan_states(
@@ -85,11 +100,14 @@ def scan(
     """
     b, t, h, dk = q_BTHK.shape
     out, states = [], []
+    queries = by_row(q_BTHK, (1, dk))
     for i, s_NKV in enumerate(_walk(k_BTHK, v_BTHV, beta_BTH, decay_BTH, state_BHKV)):
-        out.append(state_rows(q_BTHK[:, i].reshape(b * h, 1, dk), s_NKV).view(b, h, -1))
+        out.append(state_rows(queries[i], s_NKV))
         if every or i == t - 1:
             states.append(s_NKV.view_as(state_BHKV))
-    return torch.stack(out, dim=1), states
+    if t == 1:
+        return out[0].view(b, 1, h, -1), states
+    return torch.cat(out, 1).view(b, h, t, -1).transpose(1, 2), states
 
 
 def chunk(
