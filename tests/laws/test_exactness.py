@@ -20,6 +20,7 @@ from torch import Tensor
 
 from workbench.cache.hybrid import HybridCache, same_bits
 from workbench.cache.recurrent import RecurrentPlane
+from workbench.core.errors import CapabilityError
 from workbench.model import attention, delta, ffn, hybrid, mtp
 from workbench.model.hybrid import HybridModel
 from workbench.model.ops import Numerics
@@ -219,7 +220,8 @@ def test_the_mode_is_an_attribute_of_the_model(tiny):
     assert model.numerics == Numerics(exact=False)
     model.exact = True
     assert model.numerics == Numerics(exact=True, row_block=4)
-    assert Numerics.of(True, torch.device("cuda")) == Numerics(exact=True, row_block=16)
+    with pytest.raises(CapabilityError, match="exact=True runs on a CPU only"):
+        Numerics.of(True, torch.device("cuda"))
 
 
 # ------------------------------------------------------------------------------------------------- controls
