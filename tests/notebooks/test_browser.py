@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import socket
@@ -16,21 +15,12 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 QUIET = ("--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
          "--disable-component-update --disable-sync").split()  # fmt: skip
 TOKEN = "workbench"
-
-
-def execute_module():
-    spec = importlib.util.spec_from_file_location("workbench_notebooks_execute", FOLDER / "execute.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @contextmanager
@@ -65,17 +55,13 @@ def lab(folder: Path, home: Path) -> Iterator[str]:
 @pytest.mark.skipif(
     BROWSER is None, reason="no Chromium or Chrome is installed here, so no browser can open JupyterLab"
 )
-def test_the_quickstart_runs_in_jupyterlab(tmp_path):
+def test_the_quickstart_runs_in_jupyterlab(tmp_path, folder, runner):
     import nbformat
     from playwright.sync_api import expect, sync_playwright
 
-    runner = execute_module()
     notebook = runner.with_parameters(
-        nbformat.read(FOLDER / "01_quickstart.ipynb", as_version=4), {"MAX_NEW_TOKENS": 24, "DOCUMENTS": 2}
+        nbformat.read(folder / "01_quickstart.ipynb", as_version=4), {"MAX_NEW_TOKENS": 24, "DOCUMENTS": 2}
     )
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
     root, home = tmp_path / "notebooks", tmp_path / "home"
     root.mkdir()
     home.mkdir()
@@ -88,6 +74,10 @@ def test_the_quickstart_runs_in_jupyterlab(tmp_path):
         page.goto(f"{address}/lab/tree/quickstart.ipynb?token={TOKEN}&reset")
         page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']", timeout=60_000)
+        # As committed, before anything has run, JupyterLab takes style sheets out; the colours must still be there.
+        shown = "element => getComputedStyle(element).backgroundColor"
+        accepted, struck = (page.locator(f".wb-text .{kind}").first for kind in ("accepted", "rejected"))
+        assert accepted.evaluate(shown) != struck.evaluate(shown) != "rgba(0, 0, 0, 0)" != accepted.evaluate(shown)
         page.click("text=Run >> nth=0")
         page.click("text=Run All Cells >> nth=0")
         last = page.locator(".jp-CodeCell").last

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import re
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import nbformat
@@ -22,18 +20,6 @@ MAX_LINES = 15
 MAX_BYTES = 2_500_000
 PATHS = re.compile(r"(?<![\w.~<>-])/(work|home|root|Users|tmp|opt|private)/")
 QUICK: dict[str, dict[str, Any]] = {"01_quickstart": dict(MAX_NEW_TOKENS=24, DOCUMENTS=2)}
-
-
-def load_runner() -> ModuleType:
-    """notebooks/execute.py as a module."""
-    spec = importlib.util.spec_from_file_location("workbench_notebooks_execute", FOLDER / "execute.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-RUNNER = load_runner()
 
 
 def read(name: str) -> Any:
@@ -95,42 +81,42 @@ def test_a_notebook_names_no_machine(name):
     assert "execution" not in json.dumps([cell.metadata for cell in read(name).cells]), "run times of cells"
 
 
-def test_parameters_are_replaced_after_their_cell_and_unknown_ones_refused():
+def test_parameters_are_replaced_after_their_cell_and_unknown_ones_refused(runner):
     notebook = read("01_quickstart")
-    changed = RUNNER.with_parameters(notebook, {"K": 2, "PROMPT": "it's"})
+    changed = runner.with_parameters(notebook, {"K": 2, "PROMPT": "it's"})
     at = next(i for i, cell in enumerate(changed.cells) if "parameters" in cell.metadata.get("tags", []))
     assert changed.cells[at + 1].source == 'K = 2\nPROMPT = "it\'s"'
     assert changed.cells[at + 1].metadata.tags == ["injected-parameters"]
-    assert len(notebook.cells) + 1 == len(changed.cells) == len(RUNNER.with_parameters(notebook, {}).cells) + 1
+    assert len(notebook.cells) + 1 == len(changed.cells) == len(runner.with_parameters(notebook, {}).cells) + 1
     with pytest.raises(ValueError, match="unknown parameter 'KK': this notebook has CHECKPOINT"):
-        RUNNER.with_parameters(notebook, {"KK": 2})
+        runner.with_parameters(notebook, {"KK": 2})
 
 
-def test_outputs_that_do_not_belong_into_a_file_are_dropped_or_refused():
+def test_outputs_that_do_not_belong_into_a_file_are_dropped_or_refused(runner):
     def notebook(*made: Any) -> Any:
         cell = nbformat.v4.new_code_cell("1", outputs=list(made), metadata={"execution": {}})
         return nbformat.v4.new_notebook(cells=[cell])
 
-    bar = nbformat.v4.new_output("display_data", {RUNNER.BAR: {"model_id": "1"}, "text/plain": "0 %"})
+    bar = nbformat.v4.new_output("display_data", {runner.BAR: {"model_id": "1"}, "text/plain": "0 %"})
     text = nbformat.v4.new_output("stream", text="fine\n")
-    tidy = RUNNER.tidy(notebook(bar, text))
+    tidy = runner.tidy(notebook(bar, text))
     assert tidy.cells[0].outputs == [text] and not tidy.cells[0].metadata
     with pytest.raises(ValueError, match="cell 0 wrote to stderr: careful"):
-        RUNNER.tidy(notebook(nbformat.v4.new_output("stream", name="stderr", text="careful\n")))
+        runner.tidy(notebook(nbformat.v4.new_output("stream", name="stderr", text="careful\n")))
     with pytest.raises(ValueError, match="a path of this machine"):
-        RUNNER.tidy(notebook(nbformat.v4.new_output("stream", text=f"see {ROOT}/data\n")))
+        runner.tidy(notebook(nbformat.v4.new_output("stream", text=f"see {ROOT}/data\n")))
 
 
-def test_the_quickstart_runs():
+def test_the_quickstart_runs(runner):
     began = time.perf_counter()
-    made = RUNNER.execute(RUNNER.with_parameters(read("01_quickstart"), QUICK["01_quickstart"]), timeout=120)
+    made = runner.execute(runner.with_parameters(read("01_quickstart"), QUICK["01_quickstart"]), timeout=120)
     assert "24 tokens, equal to plain decode's" in outputs(made)[-1].text
     print(f"{time.perf_counter() - began:.1f} s")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_runs_as_committed(name, tmp_path):
+def test_a_notebook_runs_as_committed(name, tmp_path, runner):
     notebook = read(name)
     values = {"OUT": str(tmp_path)} if "OUT = " in code(notebook)[0].source else {}
-    RUNNER.execute(RUNNER.with_parameters(notebook, values), timeout=800)
+    runner.execute(runner.with_parameters(notebook, values), timeout=800)

@@ -28,7 +28,7 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
         Speeds of every arm over whole calls (prefill of the prompt included), then ratios, then acceptance.
     """
     model, new = load("demo"), 24 if quick else NEW
-    candidates = held_out(model, PROMPT, 10 if quick else 60)
+    candidates = held_out(model, PROMPT, 10 if quick else 40)
     prompts, shares = [], []
     for tape in candidates:
         ids = tape.tokens.tolist()
@@ -37,7 +37,7 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
         shares.append(share)
         if share < LOOPS:
             prompts.append(ids)
-    prompts = prompts[: 2 if quick else 10]
+    prompts = prompts[: 2 if quick else 8]
     ks = [3] if quick else list(KS)
     facts: dict[str, Any] = {"prompt_tokens": PROMPT, "new_tokens": new}
     theirs = oracle()
@@ -54,7 +54,7 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
     arms |= {"plain exact": ours(True, 0), "plain fast": ours(False, 0)}
     arms |= {f"speculative exact k={k}": ours(True, k) for k in ks}
     arms |= {f"speculative fast k={k}": ours(False, k) for k in ks if quick or k in (2, 3, 4)}
-    seconds = interleave(arms, prompts, repeats=1 if quick else 3, desc="decode")
+    seconds = interleave(arms, prompts, repeats=1 if quick else 2, desc="decode")
     tokens = [new] * len(seconds["plain fast"])
     kept = {"kept": len(prompts), "candidates": len(candidates), "median_repeated_8grams": median(shares)}
     for name, values in seconds.items():

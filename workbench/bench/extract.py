@@ -30,7 +30,7 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
         Speeds in both numerical classes, and extraction's share of the forward's speed.
     """
     model = load("demo")
-    length, count = (256, 2) if quick else (1024, 10)
+    length, count = (256, 2) if quick else (1024, 8)
     tapes = held_out(model, length, count)
     with tempfile.TemporaryDirectory() as folder:
         runs = iter(range(1 << 30))
@@ -50,7 +50,7 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
         for mode, exact in (("fast", False), ("exact", True)):
             arms[f"forward {mode}"] = partial(forward, exact=exact)
             arms[f"extract {mode}, 4 anchors per document, written"] = partial(extraction, exact=exact)
-        seconds = interleave(arms, [tapes], repeats=1 if quick else 5, desc="extract")
+        seconds = interleave(arms, [tapes], repeats=1 if quick else 3, desc="extract")
     facts: dict[str, Any] = {"context": length, "documents": count}
     for name, values in seconds.items():
         mode = "exact" if "exact" in name else "fast"

@@ -33,10 +33,10 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
         Speeds and ratios per tape length.
     """
     model, theirs = load("demo"), oracle()
-    for length, count in ((256, 2),) if quick else ((1024, 5), (4096, 2)):
+    for length, count in ((256, 2),) if quick else ((1024, 3), (4096, 1)):
         tapes = list(held_out(model, length, count))
         with tempfile.TemporaryDirectory() as folder:
-            yield from _length(model, theirs, tapes, length, Path(folder), repeats=1 if quick else 3)
+            yield from _length(model, theirs, tapes, length, Path(folder), repeats=1 if quick else 2)
 
 
 def _length(

@@ -27,7 +27,7 @@ STYLE = """<style>
 .wb .wb-key{font-size:12px}
 .wb .wb-note{opacity:.7;font-size:12px;margin-top:4px}
 .wb pre.wb-text{white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0;padding:0;
- background:none;color:inherit;border:0;font-family:var(--jp-code-font-family,ui-monospace,monospace);font-size:13px;line-height:1.75}
+ background:none;color:inherit;border:0;font-family:var(--jp-code-font-family,ui-monospace,monospace);font-size:13px}
 .wb .t{border-radius:3px;padding:1px 0;box-shadow:inset -1px 0 0 rgba(128,128,128,.35)}
 .wb .rejected{text-decoration-color:#D55E00}
 .wb .dropped{text-decoration-color:#009E73}

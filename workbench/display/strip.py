@@ -118,4 +118,5 @@ def _page(text: str, counts: dict[str, int]) -> str:
         tag = "del" if kind in STRUCK else "span"
         sample = f'<{tag} class="t {kind}" style="{FILLS[kind]}">&nbsp;{KINDS[kind]}&nbsp;</{tag}>'
         keys.append(f'<span class="wb-key" style="display:inline-block;margin:0 14px 4px 0">{sample} {count:,}</span>')
-    return f'{STYLE}<div class="wb"><div>{"".join(keys)}</div><pre class="wb-text">{text}</pre></div>'
+    legend = f"<div>{''.join(keys)}</div>"
+    return f'{STYLE}<div class="wb">{legend}<pre class="wb-text" style="line-height:1.75">{text}</pre></div>'
