@@ -21,8 +21,8 @@ GO_ON = "nothing was written; run it again, with a smaller --max-new-tokens if i
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the verb's arguments."""
     from workbench.cache.hybrid import STRATEGIES
+    from workbench.model.hybrid import CARRIERS
     from workbench.spec.options import GenerateOptions
-    from workbench.spec.proposers.mtp import CARRIERS
 
     parser = Parser(
         "generate", "Decode one prompt greedily; drafting changes the speed, never the text.", usage="[PROMPT]"

@@ -24,8 +24,8 @@ SCORES = ("chunk", "shard_rows")  # the options that scoring alone has too
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the verb's arguments."""
+    from workbench.model.hybrid import CARRIERS
     from workbench.replay import ReplayOptions, own_tapes, replay, score
-    from workbench.spec.proposers.mtp import CARRIERS
 
     about = "Write the draft table of a corpus: the chain the drafter proposes at every position, and the NLL."
     parser = Parser("replay", about, usage="--out DIR")

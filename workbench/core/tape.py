@@ -75,6 +75,11 @@ class Tape:
         return len(self.tokens)
 
 
+def first_pending(prompt_len: int) -> int:
+    """Position of the first pending token when a text goes on from its prompt; without one, from its first token."""
+    return max(prompt_len, 1)
+
+
 class Corpus(Sequence[Tape]):
     """An ordered collection of tapes with unique ids.
 

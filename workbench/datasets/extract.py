@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from workbench.core.errors import UserError
-from workbench.core.progress import progress
 from workbench.core.schemas import anchor_schema
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets.anchors import Anchors, anchor_positions, slot_mask
@@ -108,11 +107,9 @@ def extract(
             resume=resume,
         )
         with directory:
-            spans = {i: directory.plan[i] for i in directory.pending}
-            todo = sum(sum(fed[a:b]) for a, b in spans.values())
-            with progress(todo, desc="extract", unit="tok", enabled=None if todo else False) as bar:
-                for index, (first, last) in spans.items():
-                    directory.write(index, _batches(model, corpus.tapes[first:last], options, schema, bar))
+            directory.fill(
+                lambda span, bar: _batches(model, corpus.tapes[span], options, schema, bar), sizes=fed, desc="extract"
+            )
             directory.finish(
                 {"documents": len(corpus), "records": sum(rows), "tokens": corpus.n_tokens, "rows_run": sum(fed)}
             )

@@ -12,12 +12,13 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from workbench.core.errors import CheckpointError, UserError
 from workbench.core.manifest import Manifest, git_state, sha256_file, sync_directory, write_atomic, write_json
+from workbench.core.progress import progress
 
 if TYPE_CHECKING:
     import datasets
@@ -44,6 +45,21 @@ def plan_shards(rows: Sequence[int], shard_rows: int) -> list[tuple[int, int]]:
             plan.append((first, i + 1))
             first, held = i + 1, 0
     return plan + ([(first, len(rows))] if first < len(rows) else [])
+
+
+def even_batches(batches: Iterable[pa.RecordBatch], size: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of ``size``, the last one shorter: a file's bytes do not tell the chunk of a forward."""
+    import pyarrow as pa
+
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        while sum(b.num_rows for b in held) >= size:
+            joined = pa.concat_batches(held)
+            yield joined.slice(0, size)
+            held = [joined.slice(size)] if joined.num_rows > size else []
+    if held:
+        yield pa.concat_batches(held)
 
 
 class ShardDirectory:
@@ -173,7 +189,7 @@ class ShardDirectory:
 
         Args:
             index: Which shard of the plan.
-            batches: Its rows, in order; small batches are joined.
+            batches: Its rows, in order; they are cut anew to equal batches.
         """
         import pyarrow as pa
 
@@ -181,16 +197,11 @@ class ShardDirectory:
         temporary = final.with_name(final.name + ".tmp")
         with open(temporary, "wb") as handle:
             sink = _Hashing(handle)
-            rows, held = 0, []
+            rows = 0
             with pa.ipc.new_stream(sink, self.schema) as stream:
-                for batch in batches:
-                    held.append(batch)
+                for batch in even_batches(batches):
+                    stream.write_batch(batch)
                     rows += batch.num_rows
-                    if sum(b.num_rows for b in held) >= BATCH_ROWS:
-                        stream.write_batch(pa.concat_batches(held))
-                        held = []
-                if held:
-                    stream.write_batch(pa.concat_batches(held))
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(temporary, final)
@@ -199,6 +210,22 @@ class ShardDirectory:
         self.manifest.shards.append(entry | {"documents": list(self.plan[index])})
         self.manifest.shards.sort(key=lambda shard: shard["file"])
         self.manifest.write(self.out)
+
+    def fill(
+        self, batches: Callable[[slice, Any], Iterable[pa.RecordBatch]], *, sizes: Sequence[int], desc: str
+    ) -> None:
+        """Write every pending shard, with one progress bar over all of them.
+
+        Args:
+            batches: Called with a shard's slice of the documents and the bar; gives its rows and counts the bar up.
+            sizes: Tokens to run per document.
+            desc: Name on the bar.
+        """
+        spans = {index: slice(*self.plan[index]) for index in self.pending}
+        todo = sum(sum(sizes[span]) for span in spans.values())
+        with progress(todo, desc=desc, unit="tok", enabled=None if todo else False) as bar:
+            for index, span in spans.items():
+                self.write(index, batches(span, bar))
 
     def finish(self, counts: Mapping[str, int]) -> None:
         """Write what ``datasets.load_from_disk`` reads, and mark the directory complete.

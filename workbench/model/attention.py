@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from workbench.cache.kv import BLOCK, KVPlane
+from workbench.core.lanes import SERIAL
 from workbench.model.config import ModelConfig
-from workbench.model.ops import SERIAL, Derived, Numerics, linear, mapped, rms_norm, widen
+from workbench.model.ops import Derived, Numerics, linear, mapped, rms_norm, widen
 from workbench.model.rotary import Rotary
 
 NEG = float("-inf")
@@ -105,15 +106,20 @@ class GatedAttention(nn.Module):
     def forward_train(self, x_BTH: Tensor, rotary: Rotary, cos_BTR: Tensor, sin_BTR: Tensor, num: Numerics) -> Tensor:
         """Causal attention over whole sequences without a cache; differentiable."""
         q, k, v, gate = self.project(x_BTH, rotary, cos_BTR, sin_BTR, num)
-        b, t = gate.shape[:2]
-        out = nn.functional.scaled_dot_product_attention(
-            q.reshape(b, t, -1, self.d).transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=True,
-        )
-        return self.finish(out.transpose(1, 2).reshape(b, t, -1), gate, num)
+        return self.finish(attend_causal(q, k, v), gate, num)
+
+
+def attend_causal(q_BTNGD: Tensor, k_BTND: Tensor, v_BTND: Tensor) -> Tensor:
+    """Causal attention of whole sequences over themselves, [B, T, N*G*D]; differentiable."""
+    b, t, d = q_BTNGD.shape[0], q_BTNGD.shape[1], q_BTNGD.shape[-1]
+    out = nn.functional.scaled_dot_product_attention(
+        q_BTNGD.reshape(b, t, -1, d).transpose(1, 2),
+        k_BTND.transpose(1, 2),
+        v_BTND.transpose(1, 2),
+        is_causal=True,
+        enable_gqa=True,
+    )
+    return out.transpose(1, 2).reshape(b, t, -1)
 
 
 def attend_fast(q_TNGD: Tensor, plane: KVPlane, b: int, at: int, num: Numerics) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn.functional import embedding, pad
 from workbench.cache.kv import BLOCK, KVPlane
 from workbench.model.attention import NEG, attend_chain
 from workbench.model.hybrid import HybridModel
-from workbench.model.ops import Numerics, mapped, rms_norm
+from workbench.model.ops import Numerics, mapped
 
 
 class ChainBatch:
@@ -60,8 +60,7 @@ class ChainBatch:
         num = model.numerics
         slots = self.starts + self.steps
         cos, sin = model.rotary.table(int(slots.max()) + 1, model.device)
-        x = mtp.join(embedding(tokens_P, model.embed).unsqueeze(0), carrier_PH.unsqueeze(0), num)
-        h = rms_norm(x, 1.0 + mtp.input_norm.float(), mtp.eps)
+        x, h = mtp.enter(embedding(tokens_P, model.embed).unsqueeze(0), carrier_PH.unsqueeze(0), num)
         q, k, v, gate = mtp.attention.project(h, model.rotary, cos[slots].unsqueeze(0), sin[slots].unsqueeze(0), num)
         if model.exact:
             out = torch.empty_like(gate)

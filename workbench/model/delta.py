@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from workbench.cache.recurrent import DeltaInputs, RecurrentPlane
+from workbench.core.lanes import LANES
 from workbench.model.config import ModelConfig
-from workbench.model.ops import LANES, Derived, Numerics, inverse_norm, linear, mapped, rms_norm, widen
+from workbench.model.ops import Derived, Numerics, inverse_norm, linear, mapped, rms_norm, widen
 from workbench_kernels.gated_delta import chunk, scan
 
 SCAN_ROWS = 16  # in fast mode, up to this many rows run as a scan, more as chunks

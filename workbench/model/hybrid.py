@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from workbench.model.tokenizer import Tokenizer
 
 
+CARRIERS = ("normed", "pre_norm")  # hidden rows a drafter may be fed
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """What one forward returns.
@@ -337,7 +340,7 @@ class HybridModel(nn.Module):
 
     def carrier(self, rows: Rows, kind: str = "normed") -> Tensor:
         """The hidden rows a drafter is fed: "normed" (default) or "pre_norm"."""
-        check_choice("carrier", kind, ("normed", "pre_norm"))
+        check_choice("carrier", kind, CARRIERS)
         return rows.normed_BTH if kind == "normed" else rows.trunk_BTH
 
     @torch.no_grad()

@@ -50,6 +50,11 @@ class MTPHead(nn.Module):
         right = rms_norm(carrier_BTH, scales[1], self.eps)
         return linear(torch.cat([left, right], -1).reshape(b * t, 2 * h), self.fc, num).contiguous().view(b, t, h)
 
+    def enter(self, embedding_BTH: Tensor, carrier_BTH: Tensor, num: Numerics) -> tuple[Tensor, Tensor]:
+        """The joined pairs, and the same normed for the attention block, [B, T, H] each."""
+        x = self.join(embedding_BTH, carrier_BTH, num)
+        return x, rms_norm(x, self.scales()[2], self.eps)
+
     def after(self, x_BTH: Tensor, mixed_BTH: Tensor, num: Numerics) -> Tensor:
         """Residuals, feed-forward and the head's norm: the next carrier [B, T, H]."""
         scales = self.scales()
@@ -87,8 +92,7 @@ class MTPHead(nn.Module):
         Returns:
             Next carriers [B, T, H], after the head's norm: what the vocabulary head reads.
         """
-        x = self.join(embedding_BTH, carrier_BTH, num)
-        h = rms_norm(x, self.scales()[2], self.eps)
+        x, h = self.enter(embedding_BTH, carrier_BTH, num)
         mark = probe or _unobserved
         mark("glue")
         mixed = self.attention(h, plane, lengths, counts, rotary, cos_BTR, sin_BTR, num)

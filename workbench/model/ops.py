@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import CapabilityError
+from workbench.core.lanes import LANES, SERIAL
 
-LANES = 64  # a flat length that is a multiple of this leaves no scalar tail in any vector width in use
 FEW = 16  # rows up to this many go through the product of the weight with the transposed rows
-SERIAL = 32_768  # elementwise maps up to this length run on one thread, so threads cannot move a tail
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from workbench.cache.kv import BLOCK
 from workbench.core.errors import check_choice, check_int
-from workbench.spec.proposers.mtp import CARRIERS
+from workbench.model.hybrid import CARRIERS
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from workbench.cache.kv import KVPlane
 from workbench.core.errors import UserError
-from workbench.core.tape import Tape
+from workbench.core.tape import Tape, first_pending
 from workbench.model.chain import ChainBatch
 from workbench.model.hybrid import HybridModel, check_finite
 from workbench.replay.options import ReplayOptions
@@ -60,11 +60,6 @@ def head_slices(model: HybridModel, normed_TH: Tensor) -> Iterator[tuple[slice, 
         yield part, model.unembed(normed_TH[part].unsqueeze(0))[0]
 
 
-def first_start(tape: Tape) -> int:
-    """Position of the first pending token when decoding continues the tape's prompt."""
-    return max(tape.prompt_len, 1)
-
-
 @torch.inference_mode()
 def chain_tape(model: HybridModel, tape: Tape, options: ReplayOptions, *, chains: bool = True) -> Iterator[Chunk]:
     """Run one tape in chunks.
@@ -98,14 +93,14 @@ def chain_tape(model: HybridModel, tape: Tape, options: ReplayOptions, *, chains
         ids = np.full((t, k), -1, np.int32)
         top, gap = np.full((t, k), np.nan, np.float32), np.full((t, k), np.nan, np.float32)
         if draft_cache is not None:
-            carriers = normed if options.carrier == "normed" else trunk
+            carriers = model.carrier(rows, options.carrier)[0]
             known = carriers if last is None else torch.cat([last, carriers])
             last = carriers[-1:]
             begin = max(lo, 1)  # the pair of position p needs the row before it
             if begin < hi:
                 pairs = known[: hi - begin]
                 hidden = model.draft(tokens_1T[:, begin:hi], pairs.unsqueeze(0), draft_cache)[0]
-                base = first_start(tape)
+                base = first_pending(tape.prompt_len)
                 starts = [p for p in range(max(begin, base), hi) if (p - base) % options.stride == 0]
                 if starts:
                     plane = draft_cache.planes[0]

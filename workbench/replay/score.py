@@ -18,7 +18,7 @@ from workbench.datasets.shards import ShardDirectory, load_shards, plan_shards
 from workbench.model.hybrid import HybridModel
 from workbench.replay.options import ReplayOptions
 from workbench.replay.run import chain_tape
-from workbench.replay.table import even_batches, scorable
+from workbench.replay.table import scorable
 
 if TYPE_CHECKING:
     import polars as pl
@@ -82,11 +82,9 @@ def score(
         with ShardDirectory(
             Path(out), manifest, plan=plan_shards(sizes, shard_rows), schema=schema, resume=resume
         ) as directory:
-            spans = {i: directory.plan[i] for i in directory.pending}
-            with progress(sum(sum(sizes[a:b]) for a, b in spans.values()), desc="score", unit="tok") as bar:
-                for index, (first, last) in spans.items():
-                    batches = _batches(model, corpus.tapes[first:last], schema, options, bar)
-                    directory.write(index, even_batches(batches))
+            directory.fill(
+                lambda span, bar: _batches(model, corpus.tapes[span], schema, options, bar), sizes=sizes, desc="score"
+            )
             directory.finish({"documents": len(corpus), "rows": sum(sizes), "tokens": corpus.n_tokens})
     columns = ["doc_id", "source", "nll", "n_bytes"]
     frame = pl.from_arrow(load_shards(out, kind=KIND, check_hashes=False).data.table.select(columns))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,10 @@ import numpy as np
 
 from workbench.core.errors import CapabilityError, CheckpointError, UserError
 from workbench.core.manifest import Manifest
-from workbench.core.progress import progress
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets.extract import numerical_class
 from workbench.datasets.provenance import as_corpus, check_tapes, new_manifest
-from workbench.datasets.shards import BATCH_ROWS, ShardDirectory, load_shards, plan_shards
+from workbench.datasets.shards import ShardDirectory, load_shards, plan_shards
 from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
 from workbench.replay.options import ReplayOptions
@@ -125,12 +124,9 @@ def _write(
     rows, schema = [len(tape) - 1 for tape in corpus], table_schema(options.k_max)
     plan = plan_shards(rows, options.shard_rows)
     with ShardDirectory(out, manifest, plan=plan, schema=schema, resume=resume) as directory:
-        spans = {i: directory.plan[i] for i in directory.pending}
-        todo = sum(sum(rows[a:b]) for a, b in spans.values())
-        with progress(todo, desc="replay", unit="tok", enabled=None if todo else False) as bar:
-            for index, (first, last) in spans.items():
-                batches = _batches(model, corpus.tapes[first:last], schema, options, bar)
-                directory.write(index, even_batches(batches))
+        directory.fill(
+            lambda span, bar: _batches(model, corpus.tapes[span], schema, options, bar), sizes=rows, desc="replay"
+        )
         directory.finish({"documents": len(corpus), "rows": sum(rows), "tokens": corpus.n_tokens})
 
 
@@ -143,21 +139,6 @@ def _batches(
         for part in chain_tape(model, tape, options):
             yield _batch(tape, own, part, schema)
             bar.update(len(part.nll))
-
-
-def even_batches(batches: Iterable[pa.RecordBatch], size: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of ``size``, the last one shorter: a file's bytes do not tell the chunk of a forward."""
-    import pyarrow as pa
-
-    held: list[pa.RecordBatch] = []
-    for batch in batches:
-        held.append(batch)
-        while sum(b.num_rows for b in held) >= size:
-            joined = pa.concat_batches(held)
-            yield joined.slice(0, size)
-            held = [joined.slice(size)] if joined.num_rows > size else []
-    if held:
-        yield pa.concat_batches(held)
 
 
 def _batch(tape: Tape, own: str, part: Chunk, schema: pa.Schema) -> pa.RecordBatch:

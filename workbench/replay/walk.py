@@ -15,6 +15,7 @@ import numpy as np
 from workbench.core.errors import UserError, check_choice
 from workbench.core.frames import rounds_frame
 from workbench.core.records import RoundRecord
+from workbench.core.tape import first_pending
 from workbench.spec.accept import accept_greedy
 from workbench.spec.options import GenerateOptions
 from workbench.spec.policies import Policy, PolicyRun, RoundView
@@ -70,7 +71,7 @@ def tracks(table: DraftTable) -> Iterator[Track]:
             head["doc_id"],
             head["source"],
             head["own"],
-            max(head["prompt_len"], 1),
+            first_pending(head["prompt_len"]),
             head["length"],
             np.append(part["token"].to_numpy(), part["next_token"][-1]),
             part["target_id"].to_numpy(),

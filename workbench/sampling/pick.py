@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workbench.core.lanes import LANES, SERIAL
+
 
 def greedy(logits_RV: Tensor) -> Tensor:
     """Id of the largest logit of every row; the lower id wins a tie."""
@@ -26,9 +28,6 @@ class Picks:
     ids: Tensor
     top1: Tensor
     logsumexp: Tensor
-
-
-LANES, SERIAL = 64, 32_768
 
 
 def picks(logits_RV: Tensor) -> Picks:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from workbench.cache.hybrid import STRATEGIES
 from workbench.core.errors import UserError, check_choice, check_flag, check_int
+from workbench.model.hybrid import CARRIERS
 from workbench.spec.policies import AdaptiveFloor, FixedK, Policy
-from workbench.spec.proposers.mtp import CARRIERS
 
 
 @dataclass(frozen=True, kw_only=True)

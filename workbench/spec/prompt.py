@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import index
 
 from workbench.core.errors import UserError
-from workbench.core.tape import Tape
+from workbench.core.tape import Tape, first_pending
 from workbench.model.hybrid import HybridModel
 
 
@@ -48,7 +48,7 @@ def prompt_ids(model: HybridModel, prompt: str | Sequence[int] | Tape) -> tuple[
     vocab, doc_id, source = model.config.vocab_size, "prompt", ""
     if isinstance(prompt, Tape):
         doc_id, source = prompt.doc_id, prompt.source
-        ids = token_ids("the prompt", prompt.tokens[: max(prompt.prompt_len, 1)], vocab)
+        ids = token_ids("the prompt", prompt.tokens[: first_pending(prompt.prompt_len)], vocab)
     elif isinstance(prompt, str):
         if model.tokenizer is None:
             raise UserError("this checkpoint has no tokenizer: give token ids instead of text")

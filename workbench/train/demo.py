@@ -255,7 +255,7 @@ def train_demo(
         if step % 50 == 0 or step < 4 or step + 1 == steps:
             log.append(_note("joint", step, began, lm.item(), mtp.item()))
         marks[step] = time.perf_counter()
-        if step + 1 in (int(steps * (1 - recipe.long_share)), steps):
+        if step + 1 in (switch, steps):
             save_model(model, dst, dtype=torch.bfloat16)
         if step == 60 and max_seconds is not None:
             per_step = (marks[60] - marks[30]) / 30 * (1 + recipe.long_share)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding, log_softmax
 
-from workbench.model.attention import attend_chain
+from workbench.model.attention import attend_causal, attend_chain
 from workbench.model.hybrid import Block, HybridModel
 from workbench.model.mtp import MTPHead
-from workbench.model.ops import Numerics, rms_norm
+from workbench.model.ops import Numerics
 from workbench.model.rotary import Rotary
 
 FAST = Numerics(exact=False)
@@ -44,15 +44,9 @@ def first_step(
     mtp: MTPHead, emb_BSH: Tensor, carrier_BSH: Tensor, rotary: Rotary, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """All pairs through the head causally: next carriers, and the keys and values of the true rows."""
-    x = mtp.join(emb_BSH, carrier_BSH, FAST)
-    h = rms_norm(x, 1.0 + mtp.input_norm.float(), mtp.eps)
+    x, h = mtp.enter(emb_BSH, carrier_BSH, FAST)
     q, k, v, gate = mtp.attention.project(h, rotary, cos, sin, FAST)
-    b, s = gate.shape[:2]
-    d = mtp.attention.d
-    out = torch.nn.functional.scaled_dot_product_attention(
-        q.reshape(b, s, -1, d).transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
-    )
-    mixed = mtp.attention.finish(out.transpose(1, 2).reshape(b, s, -1), gate, FAST)
+    mixed = mtp.attention.finish(attend_causal(q, k, v), gate, FAST)
     return mtp.after(x, mixed, FAST), k, v
 
 
@@ -68,8 +62,7 @@ def later_step(
     sin: Tensor,
 ) -> Tensor:
     """One more chain step for every start: its own rows so far plus the true rows up to its start."""
-    x = mtp.join(emb_BPH, carrier_BPH, FAST)
-    h = rms_norm(x, 1.0 + mtp.input_norm.float(), mtp.eps)
+    x, h = mtp.enter(emb_BPH, carrier_BPH, FAST)
     q, k, v, gate = mtp.attention.project(h, rotary, cos, sin, FAST)
     private.append((k, v))
     mixed = mtp.attention.finish(attend_chain(q, *true_rows, seen_PS, private), gate, FAST)
@@ -132,6 +125,11 @@ def unrolled(
     return out
 
 
+def next_token_loss(logits_BSV: Tensor, tokens_BS: Tensor) -> Tensor:
+    """Mean cross entropy of every row but the last against the token after it, nats."""
+    return cross_entropy(logits_BSV[:, :-1].reshape(-1, logits_BSV.shape[-1]), tokens_BS[:, 1:].reshape(-1))
+
+
 def joint_loss(
     model: HybridModel,
     tokens_BS: Tensor,
@@ -157,7 +155,7 @@ def joint_loss(
     calls = calls or Steps()
     normed = model.forward_train(tokens_BS, block=calls.block)
     logits = model.unembed(normed)
-    lm = cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), tokens_BS[:, 1:].reshape(-1))
+    lm = next_token_loss(logits, tokens_BS)
     parts = []
     for carrier, rows in unrolled(model, tokens_BS, normed, steps=steps, stride=stride, calls=calls):
         parts.append(soft_cross_entropy(model.unembed(carrier), logits[:, rows], hard))
@@ -178,7 +176,7 @@ def agreement(model: HybridModel, tokens_BS: Tensor, *, steps: int) -> tuple[Ten
     """
     normed = model.forward_train(tokens_BS)
     logits = model.unembed(normed)
-    lm = cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), tokens_BS[:, 1:].reshape(-1))
+    lm = next_token_loss(logits, tokens_BS)
     picks = logits.argmax(-1)
     hits = [
         (model.unembed(carrier).argmax(-1) == picks[:, rows]).float().mean()

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import NonFiniteError, check_choice
-from workbench.model.hybrid import HybridModel, Rows
+from workbench.model.hybrid import CARRIERS, HybridModel, Rows
 from workbench.sampling.pick import top1
 from workbench.spec.proposers.base import DraftContext, Proposal, Proposer
-
-CARRIERS = ("normed", "pre_norm")
 
 
 class MTPProposer(Proposer):
@@ -71,11 +69,11 @@ class MTPProposer(Proposer):
             return
         self.position += tokens_BT.shape[1]
         self.skipped = max(0, self.position - 1 - self._ready())
-        self.tail = self._carriers(rows)[:, -1 - self.shift :]
+        self.tail = self.model.carrier(rows, self.carrier)[:, -1 - self.shift :]
 
     def observe(self, tokens_BT: Tensor, rows: Rows) -> None:
         """Queue the pairs of newly committed tokens whose slots do not hold final rows yet."""
-        carriers = self._carriers(rows)
+        carriers = self.model.carrier(rows, self.carrier)
         t = carriers.shape[1]
         known = carriers if self.tail is None else torch.cat([self.tail, carriers], 1)
         begin = self.position + t - known.shape[1]  # position of the first known carrier
@@ -93,9 +91,6 @@ class MTPProposer(Proposer):
     def _ready(self) -> int:
         """Slots that are final or queued."""
         return self.held + sum(tokens.shape[1] for tokens, _ in self.queue)
-
-    def _carriers(self, rows: Rows) -> Tensor:
-        return rows.normed_BTH if self.carrier == "normed" else rows.trunk_BTH
 
     def _run(self, tokens_BT: Tensor, carrier_BTH: Tensor) -> Tensor:
         return self.model.draft(tokens_BT, carrier_BTH, self.cache, probe=self.probe)
