@@ -47,7 +47,7 @@ def plan_shards(rows: Sequence[int], shard_rows: int) -> list[tuple[int, int]]:
     return plan + ([(first, len(rows))] if first < len(rows) else [])
 
 
-def even_batches(batches: Iterable[pa.RecordBatch], size: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+def even_batches(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
     """The same rows in batches of ``size``, the last one shorter: a file's bytes do not tell the chunk of a forward."""
     import pyarrow as pa
 
@@ -199,7 +199,7 @@ class ShardDirectory:
             sink = _Hashing(handle)
             rows = 0
             with pa.ipc.new_stream(sink, self.schema) as stream:
-                for batch in even_batches(batches):
+                for batch in even_batches(batches, BATCH_ROWS):
                     stream.write_batch(batch)
                     rows += batch.num_rows
             handle.flush()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from workbench.core.errors import CapabilityError, UserError, check_int, check_real
+from workbench.core.errors import CapabilityError, UserError, check_choice, check_int, check_real
 from workbench.model.config import FULL, LINEAR, ModelConfig
 from workbench.model.hybrid import HybridModel
 from workbench.model.weights.load import load_model
@@ -41,9 +41,10 @@ class DemoRecipe:
         long_context: Tokens per sequence in the last stage.
         mtp_steps: Further steps, at the end, that train the MTP head alone against the finished target.
         mtp_lr: Peak learning rate of those steps.
-        mtp_hard: Share of their target that is the target's pick alone rather than its distribution.
+        mtp_hard: Share of the head's target, throughout, that is the target's pick alone, not its distribution.
         mtp_long_every: Every how many of them one runs at ``long_context``; 0 for none.
-        lr: Peak learning rate of AdamW.
+        optimiser: "adamw", or "muon": Muon for the matrices inside the layers, AdamW for all else.
+        lr: Peak learning rate; Muon's updates are scaled to the size of AdamW's, so that one rate serves both.
         min_lr: Learning rate at the end, as a share of the peak.
         warmup: Steps of linear warm-up.
         weight_decay: On matrices.
@@ -63,6 +64,7 @@ class DemoRecipe:
     mtp_lr: float = 1e-3
     mtp_hard: float = 0.0
     mtp_long_every: int = 0
+    optimiser: str = "adamw"
     lr: float = 3e-3
     min_lr: float = 0.02
     warmup: int = 150
@@ -79,6 +81,7 @@ class DemoRecipe:
             check_real(name, getattr(self, name), low=0.0, high=1.0)
         for name in ("mtp_lr", "lr", "weight_decay", "mtp_weight"):
             check_real(name, getattr(self, name), low=0.0)
+        check_choice("optimiser", self.optimiser, ("adamw", "muon"))
         longest = max(self.context, self.long_context)
         check_int("tokens_per_step", self.tokens_per_step, low=longest, hint="a batch holds a sequence at least")
 
@@ -125,6 +128,25 @@ def initialise(model: HybridModel, seed: int) -> None:
         p.data.copy_(value)
 
 
+def optimisers(model: HybridModel, recipe: DemoRecipe, *, fused: bool) -> list[torch.optim.Optimizer]:
+    """The optimisers of the joint stage; their groups share one learning rate."""
+    names = dict(model.named_parameters())
+    inner = [p for name, p in names.items() if p.dim() == 2 and not name.endswith(("embed", "head", "conv"))]
+    muon = inner if recipe.optimiser == "muon" else []
+    taken = {id(p) for p in muon}
+    rest = [p for p in names.values() if id(p) not in taken]
+    groups = [
+        {"params": [p for p in rest if p.dim() > 1], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    made: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95), fused=fused)]
+    if muon:
+        made.append(
+            torch.optim.Muon(muon, lr=recipe.lr, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw")
+        )
+    return made
+
+
 def batches(stream: np.ndarray, rows: int, length: int, rng: np.random.Generator, device: torch.device) -> Tensor:
     """A batch of random windows of the token stream, int64 [rows, length]."""
     starts = rng.integers(0, len(stream) - length, rows)
@@ -160,6 +182,27 @@ def evaluate(model: HybridModel, stream: np.ndarray, context: int, rows: int, de
 
 def _heldout(model: HybridModel, held: np.ndarray, where: torch.device) -> list[dict[str, Any]]:
     return [evaluate(model, held, context, 65_536 // context, where) for context in (1024, 4096)]
+
+
+def by_register(model: HybridModel, held: np.ndarray, index: Path, where: torch.device) -> dict[str, Any]:
+    """Held-out loss and agreement of every register apart, at a context of 1,024.
+
+    Args:
+        model: The model.
+        held: Held-out token ids.
+        index: heldout_index.json: register, start and end of every document of the stream.
+        where: Where to run.
+
+    Returns:
+        Register to what ``evaluate`` gives; empty without the file.
+    """
+    if not index.exists():
+        return {}
+    parts: dict[str, list[np.ndarray]] = {}
+    for row in json.loads(index.read_text("utf-8")):
+        parts.setdefault(row["register"], []).append(held[row["start"] : row["end"] + 1])
+    streams = {register: np.concatenate(pieces) for register, pieces in sorted(parts.items())}
+    return {register: evaluate(model, stream, 1024, 64, where) for register, stream in streams.items()}
 
 
 def _compiled(function: Any) -> Any:
@@ -228,10 +271,7 @@ def train_demo(
         carry_eagerly()
         block, first, later = (_compiled(f) for f in (calls.block, calls.first, calls.later))
         calls = Steps(block, first, later)
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    plain = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95), fused=where.type == "cuda")
+    joint = optimisers(model, recipe, fused=where.type == "cuda")
     rng = np.random.default_rng(recipe.seed)
     began = time.perf_counter()
     log: list[dict[str, Any]] = []
@@ -243,15 +283,23 @@ def train_demo(
         context = recipe.context if step < switch else recipe.long_context
         ramp = min(1.0, (step + 1) / recipe.warmup)
         cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
-        for group in optimiser.param_groups:
+        for group in (group for optimiser in joint for group in optimiser.param_groups):
             group["lr"] = recipe.lr * ramp * (recipe.min_lr + (1 - recipe.min_lr) * cosine)
         tokens = batches(train, recipe.tokens_per_step // context, context, rng, where)
         with torch.autocast(where.type, torch.bfloat16, enabled=where.type == "cuda"):
-            lm, mtp = joint_loss(model, tokens, steps=STEPS_UNROLLED, stride=1 if step < switch else 4, calls=calls)
+            lm, mtp = joint_loss(
+                model,
+                tokens,
+                steps=STEPS_UNROLLED,
+                stride=1 if step < switch else 4,
+                hard=recipe.mtp_hard,
+                calls=calls,
+            )
         (lm + recipe.mtp_weight * mtp).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        for optimiser in joint:
+            optimiser.step()
+        model.zero_grad(set_to_none=True)
         if step % 50 == 0 or step < 4 or step + 1 == steps:
             log.append(_note("joint", step, began, lm.item(), mtp.item()))
         marks[step] = time.perf_counter()
@@ -311,6 +359,7 @@ def train_demo(
         "commit": commit,
         "command": command,
         "heldout": _heldout(clean, held, where),
+        "registers": by_register(clean, held, src / "heldout_index.json", where),
         "heldout_before": heldout_before,
         "log": log,
     }

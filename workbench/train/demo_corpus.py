@@ -19,6 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from workbench.core.errors import UserError
+from workbench.train.demo_more import read_more
 from workbench.train.demo_sources import READERS, Document, Reading, read_register, sha256_file
 from workbench.train.demo_tokenizer import END_OF_TEXT, train_tokenizer, write_tokenizer
 
@@ -191,6 +192,17 @@ def count_register(reading: Reading, *, lengths: dict[str, int]) -> dict:
     return counts
 
 
+def count_more(documents: list[Document], *, lengths: dict[str, int]) -> dict:
+    """Count documents, bytes and tokens of the further training text, by register."""
+    counts: dict[str, dict[str, int]] = {}
+    for document in documents:
+        mine = counts.setdefault(document.register, {"documents": 0, "bytes": 0, "tokens": 0})
+        mine["documents"] += 1
+        mine["bytes"] += len(document.text.encode())
+        mine["tokens"] += lengths[document.doc_id]
+    return counts
+
+
 def build_demo_corpus(
     sources: Path,
     out: Path,
@@ -222,11 +234,24 @@ def build_demo_corpus(
     if not sources.is_dir():
         raise UserError(f"The folder of sources {sources} does not exist; make it and fetch the packages into it.")
     readings = {register: read_register(register, sources=sources) for register in READERS}
-    return write_corpus(readings, out, vocab_size=vocab_size, heldout_bytes=heldout_bytes, seed=seed)
+    heldout = [d for reading in readings.values() for d in reading.documents if split_of(d.doc_id) == "heldout"]
+    more = read_more(sources, heldout=heldout)
+    return write_corpus(readings, out, more=more, vocab_size=vocab_size, heldout_bytes=heldout_bytes, seed=seed)
 
 
-def write_corpus(readings: dict[str, Reading], out: Path, *, vocab_size: int, heldout_bytes: int, seed: int) -> dict:
-    """Split, tokenize and write documents that were read already; see `build_demo_corpus` for the arguments."""
+def write_corpus(
+    readings: dict[str, Reading],
+    out: Path,
+    *,
+    vocab_size: int,
+    heldout_bytes: int,
+    seed: int,
+    more: Reading | None = None,
+) -> dict:
+    """Split, tokenize and write documents that were read already; see `build_demo_corpus` for the arguments.
+
+    `more` is text to train on that the split, the tokenizer and the samples do not know of.
+    """
     (out / "heldout").mkdir(parents=True, exist_ok=True)
     documents = sorted((d for r in readings.values() for d in r.documents), key=lambda d: d.doc_id)
     order = np.random.default_rng(seed).permutation(len(documents))
@@ -235,7 +260,10 @@ def write_corpus(readings: dict[str, Reading], out: Path, *, vocab_size: int, he
     heldout = [d for d in shuffled if split_of(d.doc_id) == "heldout"]
     tokenizer = train_tokenizer((d.text for d in train), vocab_size=vocab_size)
     write_tokenizer(tokenizer, out)
-    train_stream, train_index = encode_stream(train, tokenizer=tokenizer)
+    extra = more.documents if more else []
+    mixed = [*train, *extra]
+    mixed = [mixed[i] for i in np.random.default_rng(seed).permutation(len(mixed))] if extra else train
+    train_stream, train_index = encode_stream(mixed, tokenizer=tokenizer)
     heldout_stream, heldout_index = encode_stream(heldout, tokenizer=tokenizer)
     write_stream(train_stream, out / "train.bin")
     write_stream(heldout_stream, out / "heldout.bin")
@@ -248,6 +276,7 @@ def write_corpus(readings: dict[str, Reading], out: Path, *, vocab_size: int, he
     lines = (json.dumps(prompt, ensure_ascii=False) + "\n" for prompt in prompts)
     (out / "prompts.jsonl").write_text("".join(lines), "utf-8")
     lengths = {row["doc_id"]: row["end"] - row["start"] + 1 for row in train_index + heldout_index}
+    everything = [*readings.values(), *([more] if more else [])]
     meta = {
         "seed": seed,
         "vocab_size": vocab_size,
@@ -255,15 +284,16 @@ def write_corpus(readings: dict[str, Reading], out: Path, *, vocab_size: int, he
         "heldout_bytes": heldout_bytes,
         "tokens": {"train": int(train_stream.size), "heldout": int(heldout_stream.size)},
         "registers": {name: count_register(reading, lengths=lengths) for name, reading in readings.items()},
+        "more": count_more(extra, lengths=lengths),
         "sample": sample,
         "overlap": {name: repeated_share(reading.documents) for name, reading in readings.items()},
-        "sources": {file: digest for reading in readings.values() for file, digest in reading.files.items()},
+        "sources": {file: digest for reading in everything for file, digest in reading.files.items()},
         "sha256": {name: sha256_file(out / name) for name in ("train.bin", "heldout.bin", "tokenizer.json")},
         "versions": {
             "python": sys.version.split()[0],
             **{name: version(name) for name in ("numpy", "tokenizers", "pyarrow")},
         },
-        "dropped": {doc_id: why for reading in readings.values() for doc_id, why in sorted(reading.dropped.items())},
+        "dropped": {doc_id: why for reading in everything for doc_id, why in sorted(reading.dropped.items())},
     }
     write_json(meta, out / "meta.json")
     return meta
