@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -25,10 +26,11 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
         quick: Fewer prompts, tokens and draft lengths.
 
     Yields:
-        Speeds of every arm over whole calls (prefill of the prompt included), then ratios, then acceptance.
+        Speeds of every arm, over decoding alone (from the first new token on, as decoding speed is usually quoted)
+        and over whole calls (prompt included); then ratios of both spans; then acceptance.
     """
     model, new = load("demo"), 24 if quick else NEW
-    candidates = held_out(model, PROMPT, 10 if quick else 40)
+    candidates = held_out(model, PROMPT, 10 if quick else 80)
     prompts, shares = [], []
     for tape in candidates:
         ids = tape.tokens.tolist()
@@ -37,36 +39,76 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
         shares.append(share)
         if share < LOOPS:
             prompts.append(ids)
+    found = len(prompts)
     prompts = prompts[: 2 if quick else 8]
     ks = [3] if quick else list(KS)
     facts: dict[str, Any] = {"prompt_tokens": PROMPT, "new_tokens": new}
     theirs = oracle()
 
-    def reference(ids: list[int]) -> None:
+    def reference(ids: list[int]) -> float:
+        clock = FirstToken()
         theirs.generate(
-            torch.tensor([ids]), max_new_tokens=new, min_new_tokens=new, do_sample=False, use_cache=True, pad_token_id=0
-        )
+            torch.tensor([ids]), max_new_tokens=new, min_new_tokens=new, do_sample=False, use_cache=True,
+            pad_token_id=0, streamer=clock,
+        )  # fmt: skip
+        return clock.since
 
-    def ours(exact: bool, k: int) -> Callable[[list[int]], object]:
-        return lambda ids: generate(model, ids, k=k, max_new_tokens=new, ignore_eos=True, exact=exact)
+    def ours(exact: bool, k: int) -> Callable[[list[int]], float]:
+        def call(ids: list[int]) -> float:
+            return generate(model, ids, k=k, max_new_tokens=new, ignore_eos=True, exact=exact).setup.rounds
 
-    arms: dict[str, Callable[[Any], Any]] = {"transformers generate": reference}
+        return call
+
+    arms: dict[str, Callable[[Any], float]] = {"transformers generate": reference}
     arms |= {"plain exact": ours(True, 0), "plain fast": ours(False, 0)}
     arms |= {f"speculative exact k={k}": ours(True, k) for k in ks}
     arms |= {f"speculative fast k={k}": ours(False, k) for k in ks if quick or k in (2, 3, 4)}
-    seconds = interleave(arms, prompts, repeats=1 if quick else 2, desc="decode")
-    tokens = [new] * len(seconds["plain fast"])
-    kept = {"kept": len(prompts), "candidates": len(candidates), "median_repeated_8grams": median(shares)}
-    for name, values in seconds.items():
-        mode = "exact" if "exact" in name else "fast"
-        yield speed_row(name, values, tokens, mode=mode, **facts, **kept)
-    best = min((f"speculative exact k={k}" for k in ks), key=lambda name: median(seconds[name]))
-    plain = seconds["plain fast"]
-    yield ratio_row("plain fast / transformers generate", seconds["transformers generate"], plain, mode="fast", **facts)
-    yield ratio_row(f"{best} / plain fast", plain, seconds[best], mode="exact against fast", **facts)
-    yield ratio_row(f"{best} / plain exact", seconds["plain exact"], seconds[best], mode="exact", **facts)
+    decoding: dict[str, list[float]] = {name: [] for name in arms}
+    watched = {name: _noting(call, decoding[name]) for name, call in arms.items()}
+    whole = interleave(watched, prompts, repeats=1 if quick else 2, desc="decode")
+    kept: dict[str, Any] = {"kept": len(prompts), "not_looping": found, "candidates": len(candidates)}
+    kept |= {"median_repeated_8grams": median(shares)}
+    spans = {
+        "decode": ({name: values[1:] for name, values in decoding.items()}, new - 1),  # the first call warmed up
+        "whole call": (whole, new),
+    }
+    for span, (seconds, tokens) in spans.items():
+        for name, values in seconds.items():
+            mode = "exact" if "exact" in name else "fast"
+            yield speed_row(name, values, [tokens] * len(values), span=span, mode=mode, **facts, **kept)
+        best = min((f"speculative exact k={k}" for k in ks), key=lambda name: median(seconds[name]))
+        plain, peers = seconds["plain fast"], seconds["transformers generate"]
+        told = {"span": span, **facts}
+        yield ratio_row("plain fast / transformers generate", peers, plain, mode="fast", **told)
+        yield ratio_row(f"{best} / plain fast", plain, seconds[best], mode="exact against fast", **told)
+        yield ratio_row(f"{best} / plain exact", seconds["plain exact"], seconds[best], mode="exact", **told)
     yield from _acceptance(model, prompts, new, ks)
     yield from _one_row_products(model)
+
+
+class FirstToken:
+    """A streamer that notes when the first new token came."""
+
+    def __init__(self) -> None:
+        self.calls, self.came = 0, 0.0
+        self.since = 0.0  # seconds between the first new token and the end
+
+    def put(self, value: object) -> None:
+        """Take the prompt, then token after token."""
+        self.calls += 1
+        if self.calls == 2:
+            self.came = perf_counter()
+
+    def end(self) -> None:
+        """Take the end of the text."""
+        self.since = perf_counter() - self.came
+
+
+def _noting(call: Callable[[Any], float], into: list[float]) -> Callable[[Any], None]:
+    def noted(item: Any) -> None:
+        into.append(call(item))
+
+    return noted
 
 
 def _acceptance(model: HybridModel, prompts: list[list[int]], new: int, ks: list[int]) -> Iterator[dict[str, Any]]:
