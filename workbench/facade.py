@@ -36,7 +36,7 @@ def load(
         source: "demo", a Hugging Face directory, or a hub id "org/name" (only then is the network asked).
         device: "cpu" (default) or "cuda".
         dtype: "float32", "bfloat16" or "float64"; default float32 on a CPU and bfloat16 on a GPU.
-        exact: Numerical class; default True on a CPU, False on a GPU.
+        exact: Numerical class; default True on a CPU (False in float64), False on a GPU.
 
     Returns:
         The model, with its tokenizer when the checkpoint has one.

@@ -115,7 +115,10 @@ def test_bfloat16_is_kept_and_widened_without_loss(tiny, tmp_path):
         assert torch.equal(a, dict(model.named_parameters())[name].to(torch.bfloat16).float()), name
     rows = narrow.forward(torch.arange(6)[None], narrow.new_cache())
     assert rows.logits_BTV.dtype == torch.float32 and rows.trunk_BTH.dtype == torch.bfloat16
-    assert load_model(path, dtype=torch.float64).dtype == torch.float64
+    double = load_model(path, dtype=torch.float64)
+    assert double.dtype == torch.float64 and not double.exact
+    with pytest.raises(CapabilityError, match=r"exact=True does not hold in float64.*dtype='float32'"):
+        load_model(path, dtype=torch.float64, exact=True).numerics  # noqa: B018
 
 
 def test_saving_over_its_own_directory(checkpoint):

@@ -55,7 +55,8 @@ class RoundRecord:
         bonus: The target's own token after the accepted prefix; None when a cut left it out.
         chain_stop: Why the chain ended: "k", "p_min", "policy", "proposer" (it had no more to offer) or "none"
             (nothing was asked of it).
-        round_stop: "" for a whole round, else what cut it: "stop", "budget", "context" or "forced".
+        round_stop: "" for a whole round, else what cut it: "stop", "forced", or "budget" or "context", which allow
+            fewer drafts than the policy wished for; such a round may still hold its bonus.
         phases: Seconds per phase.
     """
 
@@ -79,7 +80,7 @@ class RoundRecord:
 
     @property
     def cut(self) -> bool:
-        """True when a stop, the budget or the context ended the round before its bonus."""
+        """True when a stop, the budget or the context cut the round: ended it, or shortened its chain beforehand."""
         return self.round_stop in ("stop", "budget", "context")
 
     def key(self) -> tuple[int, int, int, str]:

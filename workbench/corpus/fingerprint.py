@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from workbench.core.tape import Tape
 
 
 def corpus_fingerprint(tapes: Iterable[Tape]) -> str:
-    """Hash document ids, token ids, prompt lengths, masks, sources and splits, in order.
+    """Hash document ids, token ids, prompt lengths, masks, sources, splits and whether the target wrote them, in order.
 
     Args:
         tapes: The documents.
@@ -21,6 +22,7 @@ def corpus_fingerprint(tapes: Iterable[Tape]) -> str:
     digest = hashlib.sha256()
     for tape in tapes:
         head = [tape.doc_id, tape.source, tape.split, tape.prompt_len, len(tape), tape.supervised is not None]
+        head += [asdict(tape.own)] if tape.own else []
         digest.update(json.dumps(head).encode())
         digest.update(tape.tokens.astype("<i4").tobytes())
         if tape.supervised is not None:

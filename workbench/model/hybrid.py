@@ -139,7 +139,7 @@ class HybridModel(nn.Module):
     @property
     def numerics(self) -> Numerics:
         """The numerical class in force."""
-        return Numerics.of(self.exact, self.device)
+        return Numerics.of(self.exact, self.device, self.dtype)
 
     @property
     def can_draft(self) -> bool:

@@ -35,13 +35,18 @@ class Numerics:
     row_block: int = 4
 
     @classmethod
-    def of(cls, exact: bool, device: torch.device) -> Numerics:
-        """The class on a device; exact runs on a CPU.
+    def of(cls, exact: bool, device: torch.device, dtype: torch.dtype = torch.float32) -> Numerics:
+        """The class on a device; exact runs on a CPU, in float32 or bfloat16.
 
         Raises:
-            CapabilityError: Exact numerics were asked for on a GPU, where stock products and reductions choose their
-                order by the number of rows.
+            CapabilityError: Exact numerics were asked for on a GPU or in float64, where stock products and reductions
+                choose their order by the number of rows.
         """
+        if exact and dtype == torch.float64:
+            raise CapabilityError(
+                "exact=True does not hold in float64, whose stock products change a row's bits with its place: use "
+                "exact=False, or dtype='float32'"
+            )
         if exact and device.type != "cpu":
             raise CapabilityError(
                 f"exact=True runs on a CPU only, and this model is on {device.type}: use exact=False, or device='cpu'"

@@ -38,7 +38,7 @@ def load_model(
         source: A directory, or a hub id "org/name" when no such directory exists.
         device: Where to put it; default "cpu".
         dtype: Weight type; default float32 on a CPU and bfloat16 on a GPU.
-        exact: Numerical class; default True on a CPU, False on a GPU.
+        exact: Numerical class; default True on a CPU (False in float64), False on a GPU.
 
     Returns:
         The model in eval mode, with its tokenizer when the directory has one.
@@ -57,7 +57,8 @@ def load_model(
     has_mtp = any(name.startswith("mtp.") for name in index)
     config = replace(config, mtp_num_hidden_layers=1 if has_mtp else 0, eos_token_id=_eos(path, config))
     with torch.device(where):
-        model = HybridModel(config, exact=where.type == "cpu" if exact is None else exact).to(kind)
+        exact = where.type == "cpu" and kind != torch.float64 if exact is None else exact
+        model = HybridModel(config, exact=exact).to(kind)
     _fill(model, index, parameter_table(config, mtp=has_mtp))
     model.tokenizer = Tokenizer.load(path) if (path / "tokenizer.json").exists() else None
     model.source, model.path = str(source), path
