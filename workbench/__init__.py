@@ -12,7 +12,9 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "load": "workbench.facade:load",
-    "generate": "workbench.spec.session:generate",
+    "generate": "workbench.spec.generate:generate",
+    "stream": "workbench.spec.generate:stream",
+    "grammars": "workbench.spec.grammars",
     "Session": "workbench.spec.session:Session",
     "corpus": "workbench.corpus",
     "extract": "workbench.datasets:extract",
@@ -47,6 +49,7 @@ __all__ = [
     "FixedK",
     "generate",
     "GenerateOptions",
+    "grammars",
     "live_rounds",
     "load",
     "load_anchors",
@@ -58,6 +61,7 @@ __all__ = [
     "score",
     "Session",
     "slot_rates",
+    "stream",
     "Tape",
     "UserError",
     "walk",
@@ -72,9 +76,11 @@ if TYPE_CHECKING:
     from workbench.datasets import extract, load_anchors
     from workbench.facade import load
     from workbench.replay import compare_rounds, live_rounds, load_table, own_tapes, replay, score, slot_rates, walk
+    from workbench.spec import grammars
+    from workbench.spec.generate import generate, stream
     from workbench.spec.options import GenerateOptions
     from workbench.spec.policies import AdaptiveFloor, FixedK
-    from workbench.spec.session import Session, generate
+    from workbench.spec.session import Session
 
 
 def __getattr__(name: str) -> Any:

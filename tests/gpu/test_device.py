@@ -18,7 +18,7 @@ from workbench.model.ops import Numerics
 from workbench.model.weights.load import load_model
 from workbench.replay.options import ReplayOptions
 from workbench.replay.run import chain_tape
-from workbench.spec.session import generate
+from workbench.spec.generate import generate
 from workbench.train.demo import DemoRecipe, initialise
 from workbench.train.losses import joint_loss
 

@@ -14,7 +14,7 @@ from workbench.core.metrics import Telemetry, repeated_ngrams
 from workbench.model.hybrid import HybridModel
 from workbench.model.mtp import MTPHead
 from workbench.model.ops import linear, rms_norm
-from workbench.spec.session import generate
+from workbench.spec.generate import generate
 
 REGISTERS = ("novels", "pycode", "pydocs", "speeches", "sqlite")
 PER_REGISTER, NEW = 2, 64

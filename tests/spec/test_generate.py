@@ -11,10 +11,11 @@ import torch
 import workbench as wb
 from workbench.core.errors import CapabilityError, NonFiniteError, UserError
 from workbench.core.tape import Tape
+from workbench.spec.generate import generate
 from workbench.spec.options import GenerateOptions
 from workbench.spec.policies import FixedK
 from workbench.spec.proposers import GivenProposer, ScriptedProposer
-from workbench.spec.session import Session, generate
+from workbench.spec.session import Session
 
 
 def perfect(lively) -> ScriptedProposer:
@@ -257,7 +258,7 @@ BAD_OPTIONS = [
     (dict(shift=-1), "shift=-1 is not valid: it must be an integer from 0 to 4"),
     (dict(carry="no"), "carry='no' is not valid: it must be True or False"),
     (dict(ignore_eos=1), "ignore_eos=1 is not valid: it must be True or False"),
-    (dict(temperature=0.7), "unknown option 'temperature': valid options are max_new_tokens, k, p_min"),
+    (dict(temperatur=0.7), "unknown option 'temperatur': valid options are max_new_tokens, k, p_min"),
     (dict(max_tokens=3, kk=2), "unknown option 'kk', 'max_tokens': valid options are"),
     (dict(exact="yes"), "exact='yes' is not valid: it must be True or False"),
 ]

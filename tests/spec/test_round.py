@@ -227,7 +227,7 @@ def test_rounds_that_draft_nothing_write_drafter_rows_too(lively, parts, carry, 
             twin = MTPProposer(lively.model)
             text = torch.tensor([known[:-1]])
             twin.prime(text, lively.model.forward(text, lively.model.new_cache(), logits="none"))
-            ask = DraftContext(3, known[-1], len(known) - 1, lambda slot, p: None)
+            ask = DraftContext(3, known[-1], len(known) - 1, lambda slot, p, top: None)
             mark = proposer.mark()
             live = MTPProposer.propose(proposer, ask)
             proposer.rewind(mark)

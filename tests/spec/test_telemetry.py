@@ -13,9 +13,10 @@ import torch
 from workbench.core.frames import PHASES, STAGES, STEP_PARTS
 from workbench.core.metrics import Telemetry, acceptance
 from workbench.core.records import CHAIN_STOPS, ROUND_STOPS
+from workbench.spec.generate import generate
 from workbench.spec.proposers import ScriptedProposer
+from workbench.spec.result import Generation
 from workbench.spec.round import run_round
-from workbench.spec.session import Generation, generate
 from workbench.spec.telemetry import StepProbe
 
 

@@ -13,7 +13,7 @@ from workbench.bench.arms import held_out, interleave, oracle, ratio_row, speed_
 from workbench.core.metrics import acceptance, repeated_ngrams
 from workbench.facade import load
 from workbench.model.hybrid import HybridModel
-from workbench.spec.session import generate
+from workbench.spec.generate import generate
 
 PROMPT, NEW, LOOPS = 64, 128, 0.2
 KS = range(1, 9)

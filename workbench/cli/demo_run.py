@@ -94,7 +94,7 @@ class Demo:
 
     def decode(self) -> None:
         """Decode every prompt in each mode, one after the other, and check that the text is the same."""
-        from workbench.spec.session import generate
+        from workbench.spec.generate import generate
 
         o, model = self.options, self.model
         exact = model.exact

@@ -45,7 +45,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> Outcome:
     """Decode, write what was asked for, and return text and summary."""
-    from workbench.spec.session import generate, make_options
+    from workbench.spec.generate import generate, make_options
 
     forced = args.force is not None
     chosen = given(args, args.names)

@@ -29,6 +29,7 @@ def round_schema() -> dict[str, Any]:
 
     whole = dict.fromkeys("index start base k drafted accepted emitted".split(), pl.Int32())
     content = {"draft_ids": pl.List(pl.Int32()), "draft_top1": pl.List(pl.Float64()), "bonus": pl.Int32()}
+    content["logprobs"] = pl.List(pl.Float64())
     reasons = {"chain_stop": pl.String(), "round_stop": pl.String()}
     phases = {f"t_{name}": pl.Float64() for name in PHASES}
     return {"doc_id": pl.String(), "source": pl.String(), **whole, **content, **reasons, **phases}

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from workbench.core.bootstrap import Interval, bootstrap_by, bootstrap_difference
 from workbench.core.errors import UserError, check_choice, check_int
-from workbench.core.records import RoundRecord
+from workbench.core.records import CUTS, RoundRecord
 
 __all__ = [
     "AGGREGATIONS",
@@ -40,7 +40,6 @@ __all__ = [
 
 AGGREGATIONS = ("pooled", "request_mean")
 COLUMNS = ("drafted", "accepted", "emitted", "chain_stop", "round_stop")
-CUTS = ("stop", "budget", "context")  # the round stops for which RoundRecord.cut holds
 
 
 def ratio(numerator: float, denominator: float) -> float | None:

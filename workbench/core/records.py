@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-CHAIN_STOPS = ("k", "p_min", "policy", "proposer", "none")
-ROUND_STOPS = ("", "stop", "budget", "context", "forced")
+CHAIN_STOPS = ("k", "p_min", "policy", "proposer", "constraint", "none")
+ROUND_STOPS = ("", "stop", "stop_string", "cancel", "budget", "context", "forced")
+CUTS = ("stop", "stop_string", "cancel", "budget", "context")  # the round stops for which ``RoundRecord.cut`` holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,13 @@ class RoundRecord:
         accepted: Length of the accepted prefix.
         emitted: Tokens committed to the output by this round.
         bonus: The target's own token after the accepted prefix; None when a cut left it out.
-        chain_stop: Why the chain ended: "k", "p_min", "policy", "proposer" (it had no more to offer) or "none"
-            (nothing was asked of it).
-        round_stop: "" for a whole round, else what cut it: "stop", "forced", or "budget" or "context", which allow
-            fewer drafts than the policy wished for; such a round may still hold its bonus.
+        chain_stop: Why the chain ended: "k", "p_min", "policy", "proposer" (it had no more to offer), "constraint"
+            (the next token is not allowed) or "none" (nothing was asked of it).
+        round_stop: "" for a whole round, else what cut it: "stop", "stop_string", "cancel", "forced", or "budget" or
+            "context", which allow fewer drafts than the policy wished for; such a round may still hold its bonus.
         phases: Seconds per phase.
+        logprobs: The target's log-probability of each emitted token, softmax at T = 1, unfiltered, nats; empty unless
+            asked for.
     """
 
     index: int
@@ -72,6 +75,7 @@ class RoundRecord:
     chain_stop: str
     round_stop: str
     phases: PhaseTimes = field(default_factory=PhaseTimes)
+    logprobs: tuple[float, ...] = ()
 
     @property
     def drafted(self) -> int:
@@ -81,7 +85,7 @@ class RoundRecord:
     @property
     def cut(self) -> bool:
         """True when a stop, the budget or the context cut the round: ended it, or shortened its chain beforehand."""
-        return self.round_stop in ("stop", "budget", "context")
+        return self.round_stop in CUTS
 
     def key(self) -> tuple[int, int, int, str]:
         """What a walk must reproduce: (start, drafted, accepted, chain_stop)."""
@@ -93,6 +97,7 @@ class RoundRecord:
         phases = out.pop("phases")
         out["draft_ids"] = list(self.draft_ids)
         out["draft_top1"] = list(self.draft_top1)
+        out["logprobs"] = list(self.logprobs)
         out["drafted"] = self.drafted
         out.update({f"t_{name}": value for name, value in phases.items()})
         return out

@@ -13,7 +13,7 @@ from workbench.datasets.provenance import as_corpus
 from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
 from workbench.replay.walk import ESTIMATORS
-from workbench.spec.session import generate
+from workbench.spec.generate import generate
 
 if TYPE_CHECKING:
     import polars as pl

@@ -12,7 +12,7 @@ from workbench.datasets.extract import numerical_class
 from workbench.datasets.provenance import as_corpus
 from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
-from workbench.spec.session import generate
+from workbench.spec.generate import generate
 
 
 def own_tapes(

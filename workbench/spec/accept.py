@@ -1,8 +1,17 @@
-"""Which drafted tokens stand, on plain integers. Greedy: a draft stands while it is the target's own pick."""
+"""Which drafted tokens stand, on plain integers.
+
+By equality, greedy and under shared noise alike: a draft stands while it is the token the target itself picks or draws
+there, so that what is emitted is the target's own text. By ratio: a draft x of law q stands with probability
+min(1, p(x) / q(x)), and else is replaced by a draw from max(p - q, 0), so that what is emitted follows the target's
+law.
+
+Source: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318) for the ratio; Daliri et al.
+2024 (arXiv 2408.07978) for shared noise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -14,8 +23,8 @@ class Verdict:
         accepted: Drafts that count as accepted.
         emitted: Tokens the round adds to the text.
         bonus: The last emitted token when it is not a draft; None when a stop cut it off.
-        round_stop: "" for a whole round, "stop" when a stop token was an accepted draft, "forced" when an accepted
-            draft was not the text to be committed.
+        round_stop: "" for a whole round, "stop", "stop_string" or "cancel" when that came before the bonus, "forced"
+            when an accepted draft was not the text to be committed.
     """
 
     accepted: int
@@ -54,3 +63,50 @@ def accept_greedy(
     if n < len(draft) and draft[n] == picks[n]:
         return Verdict(n + 1, emitted, force[n], "forced")
     return Verdict(n, emitted, force[n], "")
+
+
+def accept_ratio(
+    draft: Sequence[int],
+    *,
+    accepts: Callable[[int], bool],
+    redraw: Callable[[int], int],
+    bonus: Callable[[], int],
+    stop_ids: frozenset[int] = frozenset(),
+) -> Verdict:
+    """Accept drafts one by one by the ratio test; the first that fails is redrawn and ends the round.
+
+    Args:
+        draft: Drafted ids d_1..d_k.
+        accepts: The test of the draft in a slot, from 0; asked in order, each at most once.
+        redraw: The token that replaces the draft in a slot.
+        bonus: The token after a chain that stands whole.
+        stop_ids: Tokens that end the text.
+
+    Returns:
+        The verdict.
+    """
+    for n, token in enumerate(draft):
+        if not accepts(n):
+            drawn = redraw(n)
+            return Verdict(n, (*draft[:n], drawn), drawn, "")
+        if token in stop_ids:
+            return Verdict(n + 1, tuple(draft[: n + 1]), None, "stop")
+    drawn = bonus()
+    return Verdict(len(draft), (*draft, drawn), drawn, "")
+
+
+def cut(verdict: Verdict, kept: int, reason: str | None) -> Verdict:
+    """The verdict when only its first tokens are taken.
+
+    Args:
+        verdict: What acceptance alone says.
+        kept: Tokens taken, at least 1.
+        reason: Why the text ends after them; None when it does not.
+
+    Returns:
+        The verdict of a round that never had more.
+    """
+    if kept == len(verdict.emitted):
+        return verdict
+    assert reason is not None, "only an end of the text cuts a round"
+    return Verdict(min(verdict.accepted, kept), verdict.emitted[:kept], None, reason)

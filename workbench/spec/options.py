@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from workbench.cache.hybrid import STRATEGIES
 from workbench.core.errors import UserError, check_choice, check_flag, check_int
 from workbench.model.hybrid import CARRIERS
+from workbench.sampling.options import ORDERS, Shaping
+from workbench.sampling.philox import Noise
+from workbench.spec.choose import ACCEPT_RULES, Chooser
 from workbench.spec.policies import AdaptiveFloor, FixedK, Policy
+from workbench.spec.policies.standard import STATISTICS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,26 @@ class GenerateOptions:
         strategy: How a partly accepted verify is cut: "tape", "columns", "snapshot"; None takes "columns" on a CPU,
             where keeping the state of every row is free, and "tape" elsewhere.
         rowwise: Verify one row at a time, as an oracle.
+        temperature: 0 picks the most likely token; above, tokens are drawn from the softmax at this temperature.
+        top_k: Keep the k most likely tokens, ties at the boundary included; 0 keeps all.
+        top_p: Keep the most likely tokens that hold this share of the mass; 1 keeps all.
+        min_p: Keep tokens at least this likely, relative to the most likely; 0 keeps all.
+        filter_order: In which order the filters act: "chain" (temperature, top-k, top-p on the rest, min-p), "joint"
+            (their intersection, each on the whole law) or "temperature_last" (filters at T = 1, temperature after).
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in the text; 1 is none.
+        frequency_penalty: Taken off a token's logit per occurrence in the text; 0 is none.
+        presence_penalty: Taken off the logit of every token in the text; 0 is none.
+        penalty_last_n: Tokens at the end of the text that penalties see; None for all, the prompt included.
+        logit_bias: Added to the logits of token ids; -inf forbids one.
+        seed: Of every draw; the same seed gives the same text.
+        sequence: Number of the random stream under that seed, for texts that must differ.
+        accept: How sampled drafts are judged: "coupled" (target and drafter share their noise; the text is plain
+            sampling's, token for token) or "ratio" (rejection sampling; the text follows the same law).
+        p_min_reads: What p_min tests: "drawn", the probability of the drafted token, or "top", the largest of its row;
+            "ratio" needs the latter, since a policy must not read the draw it decides about.
+        stop: Strings that end the text; it is cut before them.
+        stop_token_ids: Tokens that end the text, besides the model's own.
+        logprobs: Note the target's log-probability of every token.
         ignore_eos: Go on after an end-of-text token.
         chunk: Prompt tokens per prefill forward.
         anatomy: Time the parts of every draft step.
@@ -51,6 +76,23 @@ class GenerateOptions:
     shift: int = 0
     strategy: str | None = None
     rowwise: bool = False
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    filter_order: str = "chain"
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_last_n: int | None = None
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    sequence: int = 0
+    accept: str = "coupled"
+    p_min_reads: str = "drawn"
+    stop: str | tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: bool = False
     ignore_eos: bool = False
     chunk: int = 512
     anatomy: bool = False
@@ -67,9 +109,45 @@ class GenerateOptions:
             raise UserError("adaptive=True with k=0 is not valid: give k of at least 1, the longest draft")
         if self.floor is not None and not self.adaptive:
             raise UserError(f"floor={self.floor!r} needs adaptive=True: a fixed k has no floor")
-        for name in ("pmin0", "adaptive", "carry", "refresh", "primed", "rowwise", "ignore_eos", "anatomy"):
+        for name in ("pmin0", "adaptive", "carry", "refresh", "primed", "rowwise", "ignore_eos", "anatomy", "logprobs"):
             check_flag(name, getattr(self, name))
-        self.policy()
+        check_choice("accept", self.accept, ACCEPT_RULES)
+        check_choice("filter_order", self.filter_order, ORDERS)
+        check_choice("p_min_reads", self.p_min_reads, STATISTICS)
+        check_int("seed", self.seed, low=0)
+        check_int("sequence", self.sequence, low=0)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if bad := [s for s in stop if not isinstance(s, str) or not s]:
+            raise UserError(f"stop holds {bad[0]!r}: stop strings are texts of at least one character")
+        object.__setattr__(self, "stop", stop)
+        ids = tuple(self.stop_token_ids)
+        if bad_ids := [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or i < 0]:
+            raise UserError(f"stop_token_ids holds {bad_ids[0]!r}: token ids are integers of at least 0")
+        object.__setattr__(self, "stop_token_ids", ids)
+        shaping = self.shaping()
+        object.__setattr__(self, "logit_bias", shaping.logit_bias)
+        policy = self.policy()
+        if self.accept == "ratio" and self.temperature > 0:
+            refuse_anticipating(policy)
+
+    def shaping(self) -> Shaping:
+        """How logits become a law."""
+        return Shaping(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            order=self.filter_order,
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            penalty_last_n=self.penalty_last_n,
+            logit_bias=self.logit_bias,
+        )
+
+    def chooser(self) -> Chooser:
+        """How rows become tokens."""
+        return Chooser(self.shaping(), Noise(self.seed, self.sequence), self.accept)
 
     def policy(self) -> Policy:
         """The policy these options describe."""
@@ -81,5 +159,19 @@ class GenerateOptions:
                 floor_context=self.floor_context,
                 p_min=self.p_min,
                 pmin0=self.pmin0,
+                statistic=self.p_min_reads,
             )
-        return FixedK(k=self.k, p_min=self.p_min, pmin0=self.pmin0)
+        return FixedK(k=self.k, p_min=self.p_min, pmin0=self.pmin0, statistic=self.p_min_reads)
+
+
+def refuse_anticipating(policy: Policy) -> None:
+    """Refuse a policy that reads the draws it decides about, under the ratio rule.
+
+    Raises:
+        UserError: The policy says that it does.
+    """
+    if policy.anticipating:
+        raise UserError(
+            f"accept='ratio' with {policy!r} would bend the target's law, since the policy reads a token already drawn "
+            "to decide whether it is drafted: use accept='coupled', p_min_reads='top', or p_min=0"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,13 +25,16 @@ class Generation:
         prompt: Prompt token ids.
         tokens: Generated token ids.
         records: One record per round.
-        finish: Why it ended: "length", "stop" or "forced" (a given text was committed to its end).
+        finish: Why it ended: "length", "stop" (a stop token, the last of the tokens), "stop_string" (the text ends
+            before it), "cancel", or "forced" (a given text was committed to its end).
         setup: Seconds by stage.
         draft_steps: Anatomy of draft steps, when it was asked for.
         exact: Numerical class it ran in.
         tokenizer: Turns ids into text; None when the model has none.
         doc_id: Name of the prompt in frames.
         source: Register of the prompt in frames.
+        first_logprob: The target's log-probability of the first token, when log-probabilities were asked for.
+        cut_text: The text before a stop string, when there were stop strings.
     """
 
     prompt: tuple[int, ...]
@@ -43,10 +47,14 @@ class Generation:
     tokenizer: Tokenizer | None = field(repr=False)
     doc_id: str = "prompt"
     source: str = ""
+    first_logprob: float | None = None
+    cut_text: str | None = field(default=None, repr=False)
 
     @property
     def text(self) -> str:
-        """The generated text; empty when the model has no tokenizer."""
+        """The generated text, up to a stop string; empty when the model has no tokenizer."""
+        if self.cut_text is not None:
+            return self.cut_text
         return self.tokenizer.decode(self.tokens) if self.tokenizer else ""
 
     @cached_property
@@ -55,6 +63,37 @@ class Generation:
         from workbench.core.frames import rounds_frame
 
         return rounds_frame(self.records, doc_id=self.doc_id, source=self.source)
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """The target's log-probability of every token, softmax at T = 1, unfiltered; empty unless asked for."""
+        if self.first_logprob is None:
+            return ()
+        return (self.first_logprob, *(value for record in self.records for value in record.logprobs))
+
+    @cached_property
+    def token_frame(self) -> polars.DataFrame:
+        """One row per token: position, token, kind ("first", "accepted", "bonus"), and both log-probabilities.
+
+        ``logprob`` is the target's, null unless asked for; ``draft_logprob`` the drafter's, of accepted drafts.
+        """
+        import polars as pl
+
+        told = self.logprobs or (None,) * len(self.tokens)
+        rows: list[tuple[str, float | None]] = [("first", None)]
+        for record in self.records:
+            kept = record.emitted - (record.bonus is not None)
+            rows += [("accepted", math.log(p) if p > 0 else -math.inf) for p in record.draft_top1[:kept]]
+            rows += [("bonus", None)] * (record.emitted - kept)
+        columns = {
+            "position": [len(self.prompt) + i for i in range(len(self.tokens))],
+            "token": list(self.tokens),
+            "kind": [kind for kind, _ in rows[: len(self.tokens)]],
+            "logprob": list(told),
+            "draft_logprob": [value for _, value in rows[: len(self.tokens)]],
+        }
+        schema = {"position": pl.Int32, "token": pl.Int32, "kind": pl.String}
+        return pl.DataFrame(columns, schema={**schema, "logprob": pl.Float64, "draft_logprob": pl.Float64})
 
     @cached_property
     def phases(self) -> polars.DataFrame:

@@ -7,8 +7,10 @@ A text is known up to a *pending* token x_P: the target has chosen it but has no
 3. **accepts**: drafts stand while they are the target's own picks; the pick after the last of them is the bonus;
 4. **commits**: caches are cut back to the rows that stand, the drafter sees their true rows, the bonus is pending.
 
-So every round emits accepted + 1 tokens, all of them the target's own picks: greedy output is exactly plain decode's,
-whatever the drafter does. With ``carry=False`` x_P is fed alone first and the verify holds only drafts (base 0).
+So every round emits accepted + 1 tokens, all of them the target's own picks: the output is exactly plain decode's,
+whatever the drafter does. That holds greedy, and under sampling too where target and drafter draw with the noise of a
+token's position (``coupled``); by the ``ratio`` rule the tokens only follow the target's law. With ``carry=False`` x_P
+is fed alone first and the verify holds only drafts (base 0).
 """
 
 from __future__ import annotations
@@ -18,15 +20,20 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from workbench.cache.hybrid import HybridCache
 from workbench.core.errors import UserError
 from workbench.core.records import PhaseTimes, RoundRecord
 from workbench.model.hybrid import HybridModel, Rows, check_finite
-from workbench.sampling.pick import greedy
-from workbench.spec.accept import accept_greedy
+from workbench.sampling.law import Law, point_mass
+from workbench.sampling.pick import greedy, picks
+from workbench.spec.accept import Verdict, accept_greedy, accept_ratio, cut
+from workbench.spec.choose import Choice, Chooser, TargetRows, Walk
+from workbench.spec.constraint import Constraint
 from workbench.spec.policies import PolicyRun, RoundView
 from workbench.spec.proposers import DraftContext, Proposal, Proposer
+from workbench.spec.sink import Sink
 from workbench.spec.verify import verify
 
 NOTHING = Proposal((), (), "none")
@@ -48,6 +55,10 @@ class DecodeState:
         rowwise: Verify one row at a time, as an oracle.
         stop_ids: Tokens that end the text.
         records: Rounds so far.
+        chooser: How rows become tokens.
+        constraint: Which tokens may follow; it stands after ``tokens``.
+        sink: Where tokens are committed to, which may end the text; None takes them all.
+        logprobs: Note the target's log-probability of every token.
     """
 
     model: HybridModel
@@ -59,6 +70,10 @@ class DecodeState:
     rowwise: bool = False
     stop_ids: frozenset[int] = frozenset()
     records: list[RoundRecord] = field(default_factory=list)
+    chooser: Chooser = field(default_factory=Chooser)
+    constraint: Constraint | None = None
+    sink: Sink | None = None
+    logprobs: bool = False
 
 
 def draft_length(state: DecodeState, budget: int) -> tuple[int, str]:
@@ -99,27 +114,39 @@ def run_round(state: DecodeState, budget: int, force: Sequence[int] | None = Non
     """
     began = perf_counter()
     k, bound = draft_length(state, budget)
-    proposer, start, base = state.proposer, len(state.tokens) - 1, 1 if state.carry else 0
+    proposer, sink, start, base = state.proposer, state.sink, len(state.tokens) - 1, 1 if state.carry else 0
+    walk = Walk(state.constraint) if state.constraint is not None else None
     mark = proposer.mark() if proposer is not None else None
+    sunk = sink.mark() if sink is not None else None
     ckpt = state.cache.checkpoint()
     try:
-        proposal = propose(state, k, base) if k else NOTHING
+        proposal = propose(state, k, base, walk) if k else NOTHING
         drafted_at = perf_counter()
-        rows, picks, issued_at = _verify(state, proposal, start)
+        rows, logits_TV, issued_at = _verify(state, proposal, start)
+        own = _own_tokens(state, logits_TV, proposal, walk)
         read_at = perf_counter()
-        drafts = proposal.tokens
-        verdict = accept_greedy(drafts, picks, stop_ids=state.stop_ids, force=force)
-        accepted_at = perf_counter()
+        verdict = judge(state, proposal, own, start, force)
+        if sink is not None:
+            verdict = cut(verdict, *sink.scan(verdict.emitted))
+        drafts = proposal.tokens if verdict.bonus is not None else proposal.tokens[: verdict.accepted]
         keep = len(verdict.emitted)  # the pending row and every emitted draft but the new pending token
+        said = _logprobs(logits_TV, verdict) if state.logprobs else ()
+        accepted_at = perf_counter()
         if proposer is not None:
             fed = [state.tokens[-1], *drafts][:keep]
             proposer.observe(torch.tensor([fed], device=state.model.device), rows.first(keep))
+        if walk is not None:
+            walk.goto(verdict.emitted)
         state.cache.commit(ckpt, keep=keep)
     except BaseException:
         if ckpt.open:
             state.cache.rollback(ckpt)
         if proposer is not None:
             proposer.rewind(mark)
+        if walk is not None:
+            walk.undo()
+        if sink is not None and sunk is not None:
+            sink.rewind(sunk)
         raise
     state.tokens.extend(verdict.emitted)
     committed_at = perf_counter()
@@ -129,7 +156,7 @@ def run_round(state: DecodeState, budget: int, force: Sequence[int] | None = Non
         base=base,
         k=k,
         draft_ids=drafts,
-        draft_top1=proposal.top1,
+        draft_top1=proposal.top1[: len(drafts)],
         accepted=verdict.accepted,
         emitted=len(verdict.emitted),
         bonus=verdict.bonus,
@@ -142,6 +169,7 @@ def run_round(state: DecodeState, budget: int, force: Sequence[int] | None = Non
             accept=accepted_at - read_at,
             commit=committed_at - accepted_at,
         ),
+        logprobs=said,
     )
     state.records.append(record)
     if state.policy is not None:
@@ -149,12 +177,62 @@ def run_round(state: DecodeState, budget: int, force: Sequence[int] | None = Non
     return record
 
 
-def propose(state: DecodeState, k: int, base: int) -> Proposal:
-    """Ask the proposer for up to ``k`` tokens after the pending one."""
-    proposer, policy = state.proposer, state.policy
+def judge(
+    state: DecodeState, proposal: Proposal, own: Sequence[int], start: int, force: Sequence[int] | None
+) -> Verdict:
+    """Which drafts stand: by equality with the target's own tokens, or by the ratio of the two laws.
+
+    Args:
+        state: The sequence.
+        proposal: The drafts.
+        own: The target's own token for every place after the pending one, read only as far as needed.
+        start: Position of the pending token.
+        force: Text to commit; None for the target's own.
+
+    Returns:
+        The verdict.
+    """
+    if not state.chooser.by_ratio:
+        return accept_greedy(proposal.tokens, own, stop_ids=state.stop_ids, force=force)
+    assert isinstance(own, TargetRows) and force is None
+    drafts, chooser = proposal.tokens, state.chooser
+    given = proposal.q or (None,) * len(drafts)
+    qs = [point_mass(token, own.logits_TV) if q is None else q for token, q in zip(drafts, given, strict=True)]
+    ps: dict[int, Law] = {}
+
+    def accepts(n: int) -> bool:
+        ps[n] = own.law(n)
+        return chooser.accepts(ps[n], qs[n], drafts[n], start + 1 + n, start)
+
+    return accept_ratio(
+        drafts,
+        accepts=accepts,
+        redraw=lambda n: chooser.redraw(ps[n], qs[n], start + 1 + n, start),
+        bonus=lambda: own[len(drafts)],
+        stop_ids=state.stop_ids,
+    )
+
+
+def propose(state: DecodeState, k: int, base: int, walk: Walk | None = None) -> Proposal:
+    """Ask the proposer for up to ``k`` tokens after the pending one; none that the constraint forbids."""
+    proposer, policy, chooser = state.proposer, state.policy, state.chooser
     assert proposer is not None and policy is not None
     position = len(state.tokens) - 1
-    context = DraftContext(k, state.tokens[-1], position, lambda slot, p: policy.drops(slot, p, base))
+    reads_top = getattr(policy, "statistic", "drawn") == "top"
+
+    def drops(slot: int, p: float, top: float | None = None) -> str | None:
+        return policy.drops(slot, top if reads_top and top is not None else p, base)
+
+    guide = state.constraint
+    if guide is not None:
+        guide.draft_begin()
+
+    def choose(logits_V: Tensor, drafted: Sequence[int]) -> Choice | None:
+        mask = None if guide is None or chooser.plain else drafter_mask(guide, logits_V)
+        choice = chooser.draft(logits_V, [*state.tokens, *drafted], mask, position)
+        return choice if guide is None or guide.draft_advance(choice.token) else None
+
+    context = DraftContext(k, state.tokens[-1], position, drops, choose)
     proposal = proposer.propose(context)
     n = len(proposal.tokens)
     if n > k or len(proposal.top1) != n:
@@ -162,11 +240,37 @@ def propose(state: DecodeState, k: int, base: int) -> Proposal:
             f"proposer {proposer.name!r} gave {n} tokens with {len(proposal.top1)} probabilities where {k} were asked "
             "for: a proposal holds at most ctx.k tokens and one probability for each"
         )
+    if walk is not None:
+        legal = walk.legal(proposal.tokens)
+        if legal < n:
+            proposal = proposal.first(legal, "constraint")
     return proposal
 
 
-def _verify(state: DecodeState, proposal: Proposal, start: int) -> tuple[Rows, list[int], float]:
-    """Rows fed, the target's picks for every place after the pending token, and when the forward was issued."""
+def drafter_mask(guide: Constraint, logits_V: Tensor) -> Tensor | None:
+    """Ids the drafter may draw next; None where it has none of them, or the constraint leaves it unmasked."""
+    mask = guide.draft_mask()
+    if mask is None:
+        return None
+    here = mask.to(logits_V.device)
+    return here if bool(torch.isfinite(logits_V[here]).any()) else None
+
+
+def _own_tokens(state: DecodeState, logits_TV: Tensor, proposal: Proposal, walk: Walk | None) -> Sequence[int]:
+    """The target's own token for every place after the pending one."""
+    if state.chooser.plain and walk is None:
+        return greedy(logits_TV).tolist()
+    return TargetRows(state.chooser, logits_TV, state.tokens, proposal.tokens, walk)
+
+
+def _logprobs(logits_TV: Tensor, verdict: Verdict) -> tuple[float, ...]:
+    rows = picks(logits_TV[: len(verdict.emitted)])
+    chosen = logits_TV[range(len(verdict.emitted)), list(verdict.emitted)]
+    return tuple((chosen.double() - rows.logsumexp.double()).tolist())
+
+
+def _verify(state: DecodeState, proposal: Proposal, start: int) -> tuple[Rows, Tensor, float]:
+    """Rows fed, their logits for every place after the pending token, and when the forward was issued."""
     model, device = state.model, state.model.device
     pending = [state.tokens[-1]]
     feeds = [[*pending, *proposal.tokens]] if state.carry or not proposal.tokens else [pending, list(proposal.tokens)]
@@ -175,4 +279,4 @@ def _verify(state: DecodeState, proposal: Proposal, start: int) -> tuple[Rows, l
     issued_at = perf_counter()
     assert rows.logits_BTV is not None
     check_finite(rows.logits_BTV[0], start)
-    return rows, greedy(rows.logits_BTV[0]).tolist(), issued_at
+    return rows, rows.logits_BTV[0], issued_at

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 
-from workbench.core.errors import CapabilityError, UserError, check_flag, check_int
+from workbench.core.errors import CapabilityError, UserError, check_int
 from workbench.core.records import RoundRecord, SetupTimes
-from workbench.core.tape import Tape
 from workbench.model.hybrid import HybridModel, check_finite
-from workbench.sampling.pick import greedy
-from workbench.spec.options import GenerateOptions
+from workbench.sampling.pick import picks
+from workbench.spec.choose import Walk
+from workbench.spec.options import GenerateOptions, refuse_anticipating
 from workbench.spec.policies import Policy
-from workbench.spec.prompt import prompt_ids, token_ids
+from workbench.spec.prompt import token_ids
 from workbench.spec.proposers import MTPProposer, Proposer
-from workbench.spec.result import Generation
 from workbench.spec.round import DecodeState, run_round
+from workbench.spec.sink import Sink
 from workbench.spec.telemetry import StepProbe
+
+if TYPE_CHECKING:
+    from workbench.spec.grammars import Grammar
+
+
+class Cancelled(Exception):
+    """The caller's ``cancel`` ended a prefill; the session is as it was before it."""
 
 
 class Session:
@@ -34,9 +42,10 @@ class Session:
         policy: Replaces the policy the options describe.
         proposer: Replaces the MTP head; None uses it when k > 0.
         capacity: Longest text, tokens; None for the model's longest context.
+        grammar: What the generated text must match; None for anything.
 
     Raises:
-        UserError: The capacity is not within the model's context.
+        UserError: The capacity is not within the model's context, or two options exclude each other.
         CapabilityError: The checkpoint cannot draft and k > 0.
     """
 
@@ -48,12 +57,20 @@ class Session:
         policy: Policy | None = None,
         proposer: Proposer | None = None,
         capacity: int | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         began = perf_counter()
         self.options = opts = options or GenerateOptions()
+        if grammar is not None and opts.ignore_eos:
+            raise UserError(
+                "ignore_eos=True with a grammar is not valid: only the end of text may follow a whole match"
+            )
         limit = model.config.max_position_embeddings
         room = limit if capacity is None else check_int("capacity", capacity, low=1, high=limit)
         chosen = policy or (opts.policy() if opts.k else None)
+        chooser = opts.chooser()
+        if chooser.by_ratio and chosen is not None:
+            refuse_anticipating(chosen)
         self.probe = StepProbe(model.device) if opts.anatomy else None
         if chosen is not None and proposer is None:
             if not model.can_draft:
@@ -73,7 +90,10 @@ class Session:
         elif proposer is not None:
             proposer.reset()
         strategy = opts.strategy or ("columns" if model.device.type == "cpu" else "tape")
-        stops = frozenset() if opts.ignore_eos else frozenset(model.config.eos_token_id)
+        more = token_ids("stop_token_ids", opts.stop_token_ids, model.config.vocab_size)
+        stops = frozenset(more) | (frozenset() if opts.ignore_eos else frozenset(model.config.eos_token_id))
+        if opts.stop and model.tokenizer is None:
+            raise UserError("stop strings need a tokenizer, and this checkpoint has none: give stop_token_ids instead")
         self.state = DecodeState(
             model,
             model.new_cache(capacity=room, strategy=strategy),
@@ -83,7 +103,11 @@ class Session:
             carry=opts.carry,
             rowwise=opts.rowwise,
             stop_ids=stops,
+            chooser=chooser,
+            constraint=None if grammar is None else grammar.start(),
+            logprobs=opts.logprobs,
         )
+        self.first_logprobs: list[float] = []  # of the tokens that ``feed`` chose
         self.times = SetupTimes(init=perf_counter() - began)
 
     @property
@@ -91,16 +115,29 @@ class Session:
         """The whole text so far, the pending token last."""
         return list(self.state.tokens)
 
+    def sink(self, max_new_tokens: int, *, cancel: Callable[[], bool] | None = None, text: bool = False) -> Sink:
+        """A fresh sink for this many tokens, with this session's stops; it decodes text if asked or needed."""
+        opts, state = self.options, self.state
+        return Sink(
+            tokenizer=state.model.tokenizer if text or opts.stop else None,
+            stop_ids=state.stop_ids,
+            stop_strings=opts.stop,
+            max_new_tokens=max_new_tokens,
+            cancel=cancel,
+        )
+
     @torch.inference_mode()
-    def feed(self, tokens: Sequence[int], *, force: int | None = None) -> None:
+    def feed(self, tokens: Sequence[int], *, force: int | None = None, sink: Sink | None = None) -> None:
         """Add the user's tokens and choose the one after them, which becomes pending.
 
         Args:
             tokens: Ids; at least one.
-            force: The token that is to follow, instead of the target's pick.
+            force: The token that is to follow, instead of the target's own.
+            sink: Asked between chunks of the prompt whether to go on, and given the token chosen; None for neither.
 
         Raises:
             UserError: No tokens, ids out of range, or no room. As after any exception, the session is as it was.
+            Cancelled: The sink was cancelled.
         """
         state, model = self.state, self.state.model
         given = token_ids("the prompt", tokens, model.config.vocab_size)
@@ -117,29 +154,43 @@ class Session:
             )
         new = torch.tensor([*state.tokens[-1:], *given], device=model.device)
         mark = state.proposer.mark() if state.proposer is not None else None
+        walk = Walk(state.constraint) if state.constraint is not None else None
+        sunk = sink.mark() if sink is not None else None
         ckpt = state.cache.checkpoint(cut=False)
         try:
-            pick = self._prefill(new)
+            logits_V = self._prefill(new, sink)
+            if force is None:
+                mask = None if walk is None else walk.mask(()).to(logits_V.device)
+                force = state.chooser.pick(logits_V, [*state.tokens, *given], mask)
+            if walk is not None:
+                walk.goto([force])
+            if sink is not None:
+                sink.commit(force)
             state.cache.commit(ckpt, keep=len(new))
         except BaseException:
             state.cache.rollback(ckpt)
             if state.proposer is not None:
                 state.proposer.rewind(mark)
+            if walk is not None:
+                walk.undo()
+            if sink is not None and sunk is not None:
+                sink.rewind(sunk)
             raise
+        if state.logprobs:
+            lse = picks(logits_V.unsqueeze(0)).logsumexp[0]
+            self.first_logprobs.append(float(logits_V[force].double() - lse.double()))
         state.tokens.extend(given)
-        state.tokens.append(pick if force is None else force)
+        state.tokens.append(force)
 
-    def _prefill(self, new_T: torch.Tensor) -> int:
-        """Run tokens through target and drafter, chunk by chunk; the target's pick after the last."""
+    def _prefill(self, new_T: torch.Tensor, sink: Sink | None) -> torch.Tensor:
+        """Run tokens through target and drafter, chunk by chunk; the target's logits after the last."""
         state, model = self.state, self.state.model
-        pick = -1
         for chunk in new_T.split(self.options.chunk):
             began = perf_counter()
             first = state.cache.lengths[0]
             rows = model.forward(chunk.unsqueeze(0), state.cache, logits="last")
             assert rows.logits_BTV is not None
             check_finite(rows.logits_BTV[0], first + len(chunk) - 1)
-            pick = int(greedy(rows.logits_BTV[0])[-1])
             primed = perf_counter()
             if state.proposer is not None:
                 state.proposer.prime(chunk.unsqueeze(0), rows)
@@ -150,23 +201,37 @@ class Session:
                 prime=self.times.prime + primed - began,
                 drafter_fill=self.times.drafter_fill + filled - primed,
             )
-        return pick
+            if sink is not None and sink.poll():
+                raise Cancelled
+        assert rows.logits_BTV is not None
+        return rows.logits_BTV[0, -1]
 
-    @torch.inference_mode()
-    def burst(self, max_new_tokens: int, *, force: Sequence[int] | None = None) -> str:
-        """Run rounds until this many tokens more are known, a stop token is, or the text is as long as it may be.
+    def burst(self, max_new_tokens: int, *, force: Sequence[int] | None = None, sink: Sink | None = None) -> str:
+        """Run rounds until this many tokens more are known, a stop is, or the text is as long as it may be.
 
         Args:
             max_new_tokens: Tokens to add after the pending one.
             force: Text to commit instead of the target's own, after the pending token; at least that many ids.
+            sink: Takes the tokens, and may end the text; None for one of this burst's own.
 
         Returns:
-            "length", "stop", or "context" when the session's capacity came first.
+            "length", "stop", "stop_string", "cancel", or "context" when the session's capacity came first.
 
         Raises:
             UserError: Nothing was fed yet, or an argument is not valid.
         """
-        state, began = self.state, perf_counter()
+        rounds = self.rounds(max_new_tokens, force=force, sink=sink)
+        while True:
+            try:
+                next(rounds)
+            except StopIteration as end:
+                return str(end.value)
+
+    def rounds(
+        self, max_new_tokens: int, *, force: Sequence[int] | None = None, sink: Sink | None = None
+    ) -> Generator[RoundRecord, None, str]:
+        """The rounds of a burst, one at a time; its value is why the burst ended. See ``burst``."""
+        state = self.state
         check_int("max_new_tokens", max_new_tokens, low=0)
         script = None if force is None else token_ids("force", force, state.model.config.vocab_size)
         if not state.tokens:
@@ -176,102 +241,36 @@ class Session:
                 f"force holds {len(script)} tokens, but max_new_tokens={max_new_tokens}: give a text at least that "
                 "long, or ask for fewer"
             )
+        if script is not None and (state.chooser.by_ratio or state.constraint is not None):
+            raise UserError(
+                "force goes with accept='coupled' and without a grammar: a given text is judged against the target's "
+                "own tokens"
+            )
         first = len(state.tokens)
         goal = first + max_new_tokens
         end = min(goal, state.cache.capacity)
-        while len(state.tokens) < end and state.tokens[-1] not in state.stop_ids:
-            run_round(state, goal - len(state.tokens), None if script is None else script[len(state.tokens) - first :])
-        if state.tokens[-1] in state.stop_ids:
-            finish = "stop"
-        else:
-            finish = "length" if len(state.tokens) >= goal else "context"
-        if state.proposer is not None:
-            state.proposer.flush()
-        self.times = replace(self.times, rounds=self.times.rounds + perf_counter() - began)
-        return finish
-
-
-def generate(
-    model: HybridModel,
-    prompt: str | Sequence[int] | Tape,
-    *,
-    options: GenerateOptions | None = None,
-    policy: Policy | None = None,
-    proposer: Proposer | None = None,
-    force: Tape | Sequence[int] | None = None,
-    exact: bool | None = None,
-    **given: object,
-) -> Generation:
-    """Decode one prompt greedily, speculatively when k > 0; the text is plain decode's, token for token.
-
-    Args:
-        model: The target.
-        prompt: Text, token ids, or a tape (its prompt, or its first token when it has none).
-        options: All options at once; else give them by name, see ``GenerateOptions``.
-        policy: Replaces the policy the options describe.
-        proposer: Replaces the MTP head.
-        force: Commit this text (a whole tape, or the ids after the prompt) whatever the target picks; drafts are
-            judged against both. ``max_new_tokens`` then bounds it from above.
-        exact: Numerical class; None for the model's own.
-        **given: Options by name.
-
-    Returns:
-        The generation.
-
-    Raises:
-        UserError: An option, the prompt or the length is not valid.
-        CapabilityError: The checkpoint cannot draft and k > 0.
-    """
-    opts = make_options(options, given, full_force=force is not None)
-    if exact is not None:
-        check_flag("exact", exact)
-    ids, doc_id, source = prompt_ids(model, force if isinstance(force, Tape) else prompt)
-    script = None
-    if force is not None:
-        text = force.tokens[len(ids) :] if isinstance(force, Tape) else force
-        script = token_ids("force", text, model.config.vocab_size)
-        if not script:
-            raise UserError("force holds no token after the prompt: give a longer text")
-        opts = replace(opts, max_new_tokens=min(opts.max_new_tokens, len(script)), ignore_eos=True)
-    limit = model.config.max_position_embeddings
-    if len(ids) + opts.max_new_tokens > limit:
-        raise UserError(
-            f"prompt of {len(ids)} tokens + max_new_tokens={opts.max_new_tokens} is over this model's context of "
-            f"{limit}: shorten the prompt, or use max_new_tokens of at most {max(limit - len(ids), 0)}"
-        )
-    was = model.exact
-    model.exact = was if exact is None else exact
-    try:
-        session = Session(
-            model, options=opts, policy=policy, proposer=proposer, capacity=len(ids) + opts.max_new_tokens
-        )
-        session.feed(ids, force=None if script is None else script[0])
-        finish = session.burst(opts.max_new_tokens - 1, force=None if script is None else script[1:])
+        own = self.sink(max_new_tokens) if sink is None and max_new_tokens else sink
+        ended = state.tokens[-1] in state.stop_ids or (own is not None and own.finish is not None)
+        state.sink = own
+        try:
+            while len(state.tokens) < end and not ended:
+                began = perf_counter()
+                rest = None if script is None else script[len(state.tokens) - first :]
+                with torch.inference_mode():
+                    record = run_round(state, goal - len(state.tokens), rest)
+                assert own is not None
+                ended = own.finish is not None
+                self.times = replace(self.times, rounds=self.times.rounds + perf_counter() - began)
+                yield record
+        finally:
+            state.sink = None
         began = perf_counter()
-        records: tuple[RoundRecord, ...] = tuple(session.state.records)
-        tokens = tuple(session.tokens[len(ids) :])
-        return Generation(
-            prompt=tuple(ids),
-            tokens=tokens,
-            records=records,
-            finish=finish if script is None else "forced",
-            setup=replace(session.times, tail=perf_counter() - began),
-            draft_steps=session.probe.times() if session.probe else None,
-            exact=model.exact,
-            tokenizer=model.tokenizer,
-            doc_id=doc_id,
-            source=source,
-        )
-    finally:
-        model.exact = was
-
-
-def make_options(options: GenerateOptions | None, given: dict[str, object], *, full_force: bool) -> GenerateOptions:
-    """Options from one object or by name; unknown names are a sentence that lists the valid ones."""
-    valid = GenerateOptions.__dataclass_fields__
-    unknown = sorted(set(given) - set(valid))
-    if unknown:
-        raise UserError(f"unknown option {', '.join(map(repr, unknown))}: valid options are {', '.join(valid)}")
-    if options is None and full_force and "max_new_tokens" not in given:
-        given = {**given, "max_new_tokens": 1 << 30}
-    return replace(options, **given) if options is not None else GenerateOptions(**given)  # type: ignore[arg-type]
+        if state.proposer is not None:
+            with torch.inference_mode():
+                state.proposer.flush()
+        self.times = replace(self.times, rounds=self.times.rounds + perf_counter() - began)
+        if own is not None and own.finish is not None:
+            return own.finish
+        if state.tokens[-1] in state.stop_ids:
+            return "stop"
+        return "length" if len(state.tokens) >= goal else "context"

@@ -26,7 +26,11 @@ class RoundView:
 
 
 class PolicyRun(Protocol):
-    """State of a policy over one sequence."""
+    """State of a policy over one sequence.
+
+    A run may have an attribute ``statistic``: "drawn" (what a run without it reads) has ``drops`` read the drafter's
+    probability of the token just drawn, "top" the largest of its row, which does not anticipate the draw.
+    """
 
     def next_k(self, committed: int) -> int:
         """Draft length wanted for the next round; 0 drafts nothing.
@@ -41,7 +45,8 @@ class PolicyRun(Protocol):
 
         Args:
             slot: Slot of the token, from 0.
-            top1: The drafter's probability of it, softmax at T = 1, unfiltered.
+            top1: The drafter's probability of it, or the largest of its row (see ``statistic``), softmax at T = 1,
+                unfiltered; one and the same where the arg-max is drafted.
             base: 1 when the pending token rides in the verify, 0 when it was fed alone.
         """
         ...

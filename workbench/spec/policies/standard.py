@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.core.errors import check_int, check_real
+from workbench.core.errors import check_choice, check_int, check_real
 from workbench.spec.policies.base import RoundView
 
 K_LIMIT = 64
+STATISTICS = ("drawn", "top")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,18 +21,22 @@ class Threshold:
     Args:
         p_min: Threshold in [0, 1]; 0 never drops.
         pmin0: Apply it to slot 0 too; slot 0 stays exempt when the pending token was fed alone (base 0).
+        statistic: "drawn" tests the probability of the drafted token, "top" the largest of its row; under sampling
+            only the latter does not anticipate the draw.
     """
 
     p_min: float = 0.0
     pmin0: bool = False
+    statistic: str = "drawn"
 
     def __post_init__(self) -> None:
+        check_choice("statistic", self.statistic, STATISTICS)
         check_real("p_min", self.p_min, low=0.0, high=1.0, hint="0 switches the threshold off")
 
     @property
     def anticipating(self) -> bool:
-        """The threshold reads the token just drawn."""
-        return self.p_min > 0
+        """Whether the threshold reads the token just drawn."""
+        return self.p_min > 0 and self.statistic == "drawn"
 
     def drops(self, slot: int, top1: float, base: int) -> str | None:
         """ "p_min" when the token is dropped, else None."""
@@ -67,7 +72,7 @@ class FixedRun:
     """Run of FixedK."""
 
     def __init__(self, policy: FixedK) -> None:
-        self.policy = policy
+        self.policy, self.statistic = policy, policy.statistic
 
     def next_k(self, committed: int) -> int:
         """The fixed length."""
@@ -123,7 +128,7 @@ class AdaptiveRun:
     """Run of AdaptiveFloor."""
 
     def __init__(self, policy: AdaptiveFloor, width: int) -> None:
-        self.policy = policy
+        self.policy, self.statistic = policy, policy.statistic
         self.default_floor = 4 if width >= 3500 else 2 if width >= 2500 else 1
         self.accepted: int | None = None
 

@@ -12,6 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from workbench.model.hybrid import Rows
+from workbench.sampling.law import Law
+from workbench.spec.choose import Choice, choose_top
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,17 @@ class DraftContext:
         k: Tokens wanted, at least 1.
         pending: The last known token; the chain continues it.
         position: Its absolute position.
-        drops: ``drops(slot, top1)`` says why a token just drafted is dropped, which ends the chain; None keeps it.
+        drops: ``drops(slot, p)`` or ``drops(slot, p, top)`` says why a token just drafted is dropped, which ends the
+            chain; None keeps it. ``p`` is its probability, ``top`` the largest of its row when that is another.
+        choose: ``choose(logits_V, drafted)`` turns the drafter's row over the target's ids (-inf where it has none)
+            after the tokens drafted so far into the next one; None when no token may follow.
     """
 
     k: int
     pending: int
     position: int
-    drops: Callable[[int, float], str | None]
+    drops: Callable[..., str | None]
+    choose: Callable[[Tensor, Sequence[int]], Choice | None] = choose_top
 
 
 @dataclass(frozen=True)
@@ -38,21 +44,26 @@ class Proposal:
     Args:
         tokens: Kept token ids.
         top1: The drafter's probability of each, softmax at T = 1, unfiltered.
-        stop_cause: "k", "p_min", "policy", or "proposer" when it had no more to offer.
-        q: Full draft distributions, where the proposer has them.
+        stop_cause: "k", "p_min", "policy", "constraint", or "proposer" when it had no more to offer.
+        q: The law each token was drawn from; None where a token is the proposer's only candidate.
     """
 
     tokens: tuple[int, ...]
     top1: tuple[float, ...]
     stop_cause: str
-    q: Tensor | None = None
+    q: tuple[Law | None, ...] | None = None
+
+    def first(self, n: int, cause: str) -> Proposal:
+        """The first n tokens, ended there by ``cause``."""
+        return Proposal(self.tokens[:n], self.top1[:n], cause, None if self.q is None else self.q[:n])
 
 
 class Proposer:
     """Base of proposers; keeps the state of one sequence.
 
-    ``has_q`` says that it can give its full distribution, ``taps`` which target layers it reads, ``block`` that it
-    drafts all slots in one pass.
+    ``has_q`` says that it draws through ``ctx.choose`` and gives the laws it drew from; one without is taken at its
+    word, each of its tokens a point mass. ``taps`` says which target layers it reads, ``block`` that it drafts all
+    slots in one pass.
     """
 
     name = "proposer"

@@ -7,15 +7,16 @@ Legend: B sequences (1 here), T rows, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from workbench.core.errors import NonFiniteError, check_choice
+from workbench.core.errors import NonFiniteError, UserError, check_choice
 from workbench.model.hybrid import CARRIERS, HybridModel, Rows
-from workbench.sampling.pick import top1
+from workbench.model.ops import linear
+from workbench.sampling.law import Law
 from workbench.spec.proposers.base import DraftContext, Proposal, Proposer
 
 
@@ -32,9 +33,14 @@ class MTPProposer(Proposer):
         primed: Fill the cache over the prompt; False starts empty, as a control.
         probe: Called with "start" and then with the name of every part that has run ("glue", "attention", "ffn",
             "head"); see ``StepProbe``.
+        vocab: Ids it may draft, from a trimmed head; None for all.
+
+    Raises:
+        UserError: ``vocab`` is empty, repeats an id or leaves the vocabulary.
     """
 
     name = "mtp"
+    has_q = True
 
     def __init__(
         self,
@@ -46,8 +52,10 @@ class MTPProposer(Proposer):
         shift: int = 0,
         primed: bool = True,
         probe: Callable[[str], None] | None = None,
+        vocab: Sequence[int] | None = None,
     ) -> None:
         self.model = model
+        self.vocab = None if vocab is None else _trim(vocab, model)
         self.carrier = check_choice("carrier", carrier, CARRIERS)
         self.refresh, self.shift, self.primed, self.probe = refresh, shift, primed, probe
         self.capacity = capacity
@@ -106,6 +114,14 @@ class MTPProposer(Proposer):
         self.queue = []
         self.held = self.cache.lengths[0]
 
+    def logits(self, hidden_B1H: Tensor) -> Tensor:
+        """The drafter's row over the target's ids, [V]; -inf where a trimmed head has none."""
+        if self.vocab is None:
+            return self.model.unembed(hidden_B1H)[0, 0]
+        weight = self.model.embed if self.model.head is None else self.model.head
+        row = linear(hidden_B1H[0], weight[self.vocab], self.model.numerics)[0].float()
+        return row.new_full((weight.shape[0],), float("-inf")).index_copy_(0, self.vocab, row)
+
     def propose(self, ctx: DraftContext) -> Proposal:
         """Chain ``ctx.k`` steps from the pending token; the first also runs what is queued."""
         assert self.tail is not None and ctx.position == self.position
@@ -117,23 +133,27 @@ class MTPProposer(Proposer):
         carrier = torch.cat([*(q[1] for q in self.queue), self.tail[:, :1]], 1)
         drafted: list[int] = []
         seen: list[float] = []
+        laws: list[Law | None] = []
         hidden = self._run(tokens, carrier)[:, -1:]
         self.queue = []
         self.held = self.cache.lengths[0]
         while True:
-            pick, p = top1(self.model.unembed(hidden)[0, 0])
+            choice = ctx.choose(self.logits(hidden), drafted)
             if self.probe is not None:
                 self.probe("head")
-            if p != p:
+            if choice is None:
+                return _proposal(drafted, seen, laws, "constraint")
+            if choice.p != choice.p:
                 raise NonFiniteError(ctx.position + len(drafted), "NaN")
-            cause = ctx.drops(len(drafted), p)
+            cause = ctx.drops(len(drafted), choice.p, choice.top)
             if cause is not None:
-                return Proposal(tuple(drafted), tuple(seen), cause)
-            drafted.append(pick)
-            seen.append(p)
+                return _proposal(drafted, seen, laws, cause)
+            drafted.append(choice.token)
+            seen.append(choice.p)
+            laws.append(choice.q)
             if len(drafted) == ctx.k:
-                return Proposal(tuple(drafted), tuple(seen), "k")
-            hidden = self._run(torch.tensor([[pick]], device=device), hidden)
+                return _proposal(drafted, seen, laws, "k")
+            hidden = self._run(torch.tensor([[choice.token]], device=device), hidden)
 
     def mark(self) -> Any:
         """Counters, queue and tail."""
@@ -144,3 +164,18 @@ class MTPProposer(Proposer):
         self.position, self.skipped, self.held, queue, self.tail = to
         self.queue = list(queue)
         self.cache.truncate(self.held)
+
+
+def _proposal(drafted: list[int], seen: list[float], laws: list[Law | None], cause: str) -> Proposal:
+    drawn = any(law is not None for law in laws)
+    return Proposal(tuple(drafted), tuple(seen), cause, tuple(laws) if drawn else None)
+
+
+def _trim(vocab: Sequence[int], model: HybridModel) -> Tensor:
+    ids, size = [int(i) for i in vocab], model.config.vocab_size
+    if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= size:
+        raise UserError(
+            f"vocab of {len(ids)} draft ids is not valid: give distinct ids of the target, from 0 to {size - 1}, at "
+            "least one"
+        )
+    return torch.tensor(sorted(ids), device=model.device)
