@@ -1,4 +1,7 @@
-"""``workbench generate``: decode one prompt; the text goes to stdout, the summary to stderr, the strip to HTML."""
+"""``workbench generate``: decode one prompt; the text goes to stdout, the summary to stderr, the strip to HTML.
+
+With ``--stream`` the text is printed as it becomes certain.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,18 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.cli.common import Outcome, add_common, check_new, load, plain, read_text, whole_directory
-from workbench.cli.options import add_options, given
+from workbench.cli.options import Kind, add_options, given
 from workbench.cli.page import page
 from workbench.cli.parser import Parser
 from workbench.core.errors import UserError
 from workbench.core.manifest import write_atomic, write_json
+
+if TYPE_CHECKING:
+    from workbench.model.hybrid import HybridModel
+    from workbench.spec.grammars import Grammar
 
 GO_ON = "nothing was written; run it again, with a smaller --max-new-tokens if it took too long"
 
@@ -22,22 +29,38 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the verb's arguments."""
     from workbench.cache.hybrid import STRATEGIES
     from workbench.model.hybrid import CARRIERS
+    from workbench.sampling.options import ORDERS
+    from workbench.spec.choose import ACCEPT_RULES
     from workbench.spec.options import GenerateOptions
+    from workbench.spec.policies.standard import STATISTICS
 
     parser = Parser(
-        "generate", "Decode one prompt greedily; drafting changes the speed, never the text.", usage="[PROMPT]"
+        "generate", "Decode one prompt; drafting changes the speed, never the text or its law.", usage="[PROMPT]"
     )
     group = parser.add_argument_group("text")
     group.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; without it, --file or stdin is read")
     group.add_argument("--file", metavar="FILE", help="read the prompt from a file of UTF-8 text")
     group.add_argument("--force", metavar="FILE", help="commit this text after the prompt, whatever the target picks")
     group.add_argument("--html", metavar="FILE", help="write the text as a strip of tokens coloured by what each was")
-    words = {"carrier": CARRIERS, "strategy": STRATEGIES}
-    names = add_options(parser, GenerateOptions, title="decoding", choices=words)
+    group.add_argument("--stream", action="store_true", help="print the text as it becomes certain")
+    add_grammars(parser)
+    words = {
+        "carrier": CARRIERS,
+        "strategy": STRATEGIES,
+        "filter_order": ORDERS,
+        "accept": ACCEPT_RULES,
+        "p_min_reads": STATISTICS,
+    }
+    kinds = {
+        "logit_bias": Kind(_biases, "ID:BIAS,..."),
+        "stop": Kind(lambda text: (text,), "TEXT"),
+        "stop_token_ids": Kind(_ids, "ID,..."),
+    }
+    names = add_options(parser, GenerateOptions, title="decoding", choices=words, kinds=kinds, skip=("seed",))
     add_common(
         parser,
         out="new directory for generation.json, rounds.parquet and strip.html",
-        seed="no effect yet: greedy decoding draws nothing",
+        seed="of every draw under sampling; greedy decoding draws nothing (default: 0)",
     )
     parser.set_defaults(names=names)
     return parser.read(argv)
@@ -45,10 +68,12 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> Outcome:
     """Decode, write what was asked for, and return text and summary."""
-    from workbench.spec.generate import generate, make_options
+    from workbench.spec.generate import generate, make_options, stream
 
     forced = args.force is not None
-    chosen = given(args, args.names)
+    if args.stream and (forced or args.json):
+        raise UserError("--stream goes neither with --force nor with --json: leave one of them out")
+    chosen = given(args, args.names) | ({} if args.seed is None else {"seed": args.seed})
     options = make_options(None, chosen, full_force=forced)
     if not options.adaptive and (idle := {"cap", "floor_context"} & set(chosen)):
         raise UserError(f"--{min(idle).replace('_', '-')} needs --adaptive: it bounds the adaptive draft length")
@@ -66,7 +91,14 @@ def run(args: argparse.Namespace) -> Outcome:
         first, ids = ids[:1], ids[1:]
         result = generate(model, first, options=options, force=ids)
     else:
-        result = generate(model, prompt or "", options=options, force=ids)
+        grammar = read_grammar(args, model)
+        if args.stream:
+            for chunk in stream(model, prompt or "", options=options, grammar=grammar):
+                print(chunk.text, end="", file=sys.__stdout__, flush=True)
+                result = chunk.generation or None
+            assert result is not None
+        else:
+            result = generate(model, prompt or "", options=options, force=ids, grammar=grammar)
     summary = {"prompt_tokens": len(result.prompt), **result.summary}
     data = {"text": result.text, "summary": summary, "token_ids": list(result.tokens)}
     strip = page("A generation", result._repr_html_())
@@ -80,7 +112,8 @@ def run(args: argparse.Namespace) -> Outcome:
         write_atomic(html, strip.encode())
     written = [str(path) for path in (out, html) if path is not None]
     notes = [*summary_lines(summary), *(f"written: {path}" for path in written)]
-    return Outcome({"verb": "generate", **data, "written": written}, result.text, notes)
+    text = "" if args.stream else result.text
+    return Outcome({"verb": "generate", **data, "written": written}, text, notes)
 
 
 def summary_lines(s: dict[str, Any]) -> list[str]:
@@ -97,6 +130,54 @@ def summary_lines(s: dict[str, Any]) -> list[str]:
     if s["repeated_8grams"]:
         lines.append(f"{100 * s['repeated_8grams']:.0f} % of the 8-grams repeat earlier ones: a loop is easy to draft")
     return lines
+
+
+def add_grammars(parser: Parser) -> None:
+    """Add the options that say what the text must match; one of them at most."""
+    group = parser.add_argument_group("grammar (extra `formats`)")
+    one = group.add_mutually_exclusive_group()
+    one.add_argument("--json-schema", metavar="FILE", help="the text is JSON that this schema allows")
+    one.add_argument("--regex", metavar="PATTERN", help="the text matches this regular expression as a whole")
+    one.add_argument("--lark", metavar="FILE", help="the text follows this Lark grammar")
+    one.add_argument("--choice", action="append", metavar="TEXT", help="the text is one of these; give it repeatedly")
+    group.add_argument("--grammar-engine", default="llguidance", metavar="{llguidance,xgrammar}",
+                       help="the library that reads the grammar (default: llguidance)")  # fmt: skip
+
+
+def read_grammar(args: argparse.Namespace, model: HybridModel) -> Grammar | None:
+    """The grammar that the options describe; None for none."""
+    from workbench.spec import grammars
+
+    about: dict[str, Any] = {
+        "vocab_size": model.config.vocab_size,
+        "eos_ids": model.config.eos_token_id,
+        "engine": args.grammar_engine,
+    }
+    if args.json_schema is not None:
+        return grammars.json_schema(read_text(args.json_schema, "--json-schema"), model.tokenizer, **about)
+    if args.regex is not None:
+        return grammars.regex(args.regex, model.tokenizer, **about)
+    if args.lark is not None:
+        return grammars.lark(read_text(args.lark, "--lark"), model.tokenizer, **about)
+    if args.choice is not None:
+        return grammars.choice(args.choice, model.tokenizer, **about)
+    return None
+
+
+def _biases(text: str) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple((int(i), float(b)) for i, b in (pair.split(":") for pair in text.split(",")))
+    except ValueError:
+        raise UserError(
+            f"--logit-bias {text!r} is not valid: write token ids and biases as 12:-1.5,13:2, with -inf to forbid one"
+        ) from None
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(i) for i in text.split(","))
+    except ValueError:
+        raise UserError(f"--stop-token-ids {text!r} is not valid: write token ids as 12,13") from None
 
 
 def _prompt(args: argparse.Namespace) -> str | None:

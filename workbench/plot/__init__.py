@@ -4,13 +4,16 @@ from workbench.plot.acceptance import acceptance_by_position, accepted_histogram
 from workbench.plot.likelihood import nll, nll_by_position
 from workbench.plot.measures import differences, grid, rate_by
 from workbench.plot.phases import phase_anatomy
+from workbench.plot.sampling import by_setting, laws
 
 __all__ = [
     "acceptance_by_position",
     "accepted_histogram",
+    "by_setting",
     "depth",
     "differences",
     "grid",
+    "laws",
     "nll",
     "nll_by_position",
     "phase_anatomy",
