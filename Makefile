@@ -54,8 +54,8 @@ format: venv  ## apply the formatter and the safe fixes
 test: lint  ## lint, then the quick tests
 	$(PYTEST) $(ARGS)
 
-test-full: venv  ## every test that needs no GPU
-	$(PYTEST) -m "not gpu" $(ARGS)
+test-full: venv  ## the heavier crosses that `make test` leaves out
+	$(PYTEST) -m "full and not gpu" $(ARGS)
 
 test-gpu:  ## the GPU tests, with .venv if it is there and else with PYTHON as it stands
 	@if [ -x $(BIN)/python ]; then py=$(BIN)/python; else py="$(PYTHON)"; fi; \

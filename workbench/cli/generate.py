@@ -21,6 +21,7 @@ from workbench.core.manifest import write_atomic, write_json
 if TYPE_CHECKING:
     from workbench.model.hybrid import HybridModel
     from workbench.spec.grammars import Grammar
+    from workbench.spec.result import Generation
 
 GO_ON = "nothing was written; run it again, with a smaller --max-new-tokens if it took too long"
 
@@ -85,6 +86,7 @@ def run(args: argparse.Namespace) -> Outcome:
         raise UserError(f"checkpoint {args.model!r} has no tokenizer, so text cannot be decoded with it: add its "
                         "tokenizer.json, or give token ids in Python")  # fmt: skip
     ids = None if force is None else model.tokenizer.encode(force)
+    result: Generation | None = None
     if ids is not None and prompt is None:
         if len(ids) < 2:
             raise UserError(f"--force {args.force!r} holds {len(ids)} tokens: without a prompt it takes at least two")
@@ -95,10 +97,10 @@ def run(args: argparse.Namespace) -> Outcome:
         if args.stream:
             for chunk in stream(model, prompt or "", options=options, grammar=grammar):
                 print(chunk.text, end="", file=sys.__stdout__, flush=True)
-                result = chunk.generation or None
-            assert result is not None
+                result = chunk.generation
         else:
             result = generate(model, prompt or "", options=options, force=ids, grammar=grammar)
+    assert result is not None
     summary = {"prompt_tokens": len(result.prompt), **result.summary}
     data = {"text": result.text, "summary": summary, "token_ids": list(result.tokens)}
     strip = page("A generation", result._repr_html_())
