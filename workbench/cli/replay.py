@@ -38,7 +38,9 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     names = add_options(parser, ReplayOptions, title="table", choices=words, kinds=kinds, skip=("seed",))
     resume = add_options(parser, replay, title="directory", only=("resume",))
     own = parser.add_argument_group("the target's own text")
-    own.add_argument("--own", action="store_true", help="continue each document with the table's shaping, and replay that text")
+    own.add_argument(
+        "--own", action="store_true", help="continue each document with the table's shaping, and replay that text"
+    )
     own_names = add_options(parser, own_tapes, title="own text, with --own", only=("prompt_tokens", "max_new_tokens"))
     scores = parser.add_argument_group("likelihoods alone")
     scores.add_argument("--score-only", action="store_true", help="score the text; no chains, so no MTP head is needed")

@@ -71,7 +71,9 @@ class TapeDraws:
         if small and not self.shaping.greedy:
             self.held_RV = self.noise.gumbel_rows(torch.arange(vocab, device=device), range(first, first + count))
 
-    def picks(self, logits_RV: Tensor, positions: Sequence[int], drafted_RK: np.ndarray | None) -> tuple[Tensor, Tensor]:
+    def picks(
+        self, logits_RV: Tensor, positions: Sequence[int], drafted_RK: np.ndarray | None
+    ) -> tuple[Tensor, Tensor]:
         """Tokens drawn with the target's noise, and how far each draw is from another.
 
         Args:

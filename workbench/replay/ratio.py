@@ -134,7 +134,9 @@ def ratio_rounds(track: Track, run: PolicyRun, seed: int, sequence: int) -> pl.D
         )
         at += n + 1
         run.observe(RoundView(drafted, n, at + 1))
-    known = [pl.col(name).list.eval(pl.when(pl.element() >= 0).then(pl.element())) for name in ("draft_ids", "draft_top1")]
+    known = [
+        pl.col(name).list.eval(pl.when(pl.element() >= 0).then(pl.element())) for name in ("draft_ids", "draft_top1")
+    ]
     return rounds_frame(records, doc_id=track.doc_id, source=track.source).with_columns(known)
 
 

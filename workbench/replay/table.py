@@ -202,9 +202,7 @@ def _write(
     schema = table_schema(options.k_max, drawn=not options.plain, forced=options.forced)
     plan = plan_shards(rows, options.shard_rows)
     with ShardDirectory(out, manifest, plan=plan, schema=schema, resume=resume) as directory:
-        directory.fill(
-            lambda span, bar: _batches(model, corpus, span, schema, options, bar), sizes=rows, desc="replay"
-        )
+        directory.fill(lambda span, bar: _batches(model, corpus, span, schema, options, bar), sizes=rows, desc="replay")
         directory.finish({"documents": len(corpus), "rows": sum(rows), "tokens": corpus.n_tokens})
 
 

@@ -90,9 +90,7 @@ def own_trouble(table: DraftTable) -> str:
     if table.plain:
         if set(table.frame["own"].unique()) == {"greedy"}:
             return ""
-        return (
-            "estimator='own' needs texts that this target generated greedily (wb.own_tapes); use 'forced' for others"
-        )
+        return "estimator='own' needs texts that this target generated greedily (wb.own_tapes); use 'forced' for others"
     found = first_difference(table, "draws_differ")
     if found is None:
         return ""
