@@ -30,7 +30,7 @@ SHAPINGS: dict[str, dict[str, Any]] = {
     "last": dict(temperature=0.7, top_p=0.95, min_p=0.05, filter_order="temperature_last", seed=5),
     "penalties": dict(temperature=0.6, penalty_last_n=6, **PENALTIES),
     "penalties and top-p": dict(temperature=0.7, top_p=0.95, repetition_penalty=1.2, seed=8),
-    "greedy with penalties": dict(frequency_penalty=0.3, penalty_last_n=9),
+    "greedy with penalties": dict(frequency_penalty=0.1, penalty_last_n=4),
 }
 CELLS: dict[str, tuple[tuple[int, str], ...]] = {
     "temperature": ((8, "floor"), (3, "pmin0"), (5, "top")),
@@ -307,9 +307,9 @@ def test_a_bad_shaping_is_a_sentence_and_nothing_is_made(model, tmp_path, given,
 
 
 def test_what_makes_no_own_text(model):
-    with pytest.raises(UserError, match="force goes with wb.generate"):
+    with pytest.raises(UserError, match=r"force goes with wb\.generate"):
         own_tapes(model, prompts(5), max_new_tokens=4, force=[1, 2, 3, 4])
-    with pytest.raises(UserError, match="sequence goes with wb.generate: here every tape has a random stream"):
+    with pytest.raises(UserError, match=r"sequence goes with wb\.generate: here every tape has a random stream"):
         live_rounds(model, prompts(5), estimator="forced", sequence=2)
     with pytest.raises(UserError, match="sequence=-1"):
         own_tapes(model, prompts(5), sequence=-1)
