@@ -206,7 +206,7 @@ def test_a_target_that_draws_elsewhere_is_found(model, monkeypatch, tmp_path):
     rows = TapeDraws._gumbel_rows
     monkeypatch.setattr(TapeDraws, "_gumbel_rows", lambda self, at, x: rows(self, [p - 1 for p in at], x))
     table = replay(model, own, out=tmp_path / "x", **shaping)
-    with pytest.raises(UserError, match="is not this target's sampled text at position .* its draw leads by"):
+    with pytest.raises(UserError, match=r"is not this target's sampled text at position .* its draw leads by"):
         walk(table, k=3)
 
 
@@ -317,10 +317,11 @@ def test_what_makes_no_own_text(model):
 
 def test_options_are_the_manifest(model, tmp_path):
     options = dict(k_max=2, temperature=0.5, logit_bias={3: -inf}, seed=2, forced=True)
-    table = replay(model, prompts(5, 6), out=tmp_path / "x", **options)
+    tapes = Corpus([Tape("a", [1, 2, 3, 4, 5]), Tape("b", [5, 6, 7, 8])])
+    table = replay(model, tapes, out=tmp_path / "x", **options)
     assert table.manifest.parameters == ReplayOptions(**options).key()
     assert table.manifest.parameters["shaping"]["logit_bias"] == [[3, "-inf"]]
     with pytest.raises(UserError, match=r"parameters\.shaping\.temperature is 0\.5 there and 0\.6 now"):
-        replay(model, prompts(5, 6), out=tmp_path / "x", **{**options, "temperature": 0.6})
+        replay(model, tapes, out=tmp_path / "x", **{**options, "temperature": 0.6})
     frame = table.frame.filter(pl.col("draft_ids").arr.get(1).is_not_null())
     assert frame["forced_q"].arr.get(1).null_count() == 0 and frame["sequence"].unique().to_list() == [0, 1]
