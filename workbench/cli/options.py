@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
 from workbench.cli.parser import Parser, one_of, or_none, real, whole
-from workbench.core.errors import UserError
 
 _ARG = re.compile(r"^    (\*{0,2}\w+): (.*)$")
 
@@ -147,6 +146,6 @@ def biases(text: str) -> tuple[tuple[int, float], ...]:
     try:
         return tuple((int(i), float(b)) for i, b in (pair.split(":") for pair in text.split(",")))
     except ValueError:
-        raise UserError(
-            f"--logit-bias {text!r} is not valid: write token ids and biases as 12:-1.5,13:2, with -inf to forbid one"
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not valid: write token ids and biases as 12:-1.5,13:2, with -inf to forbid one"
         ) from None

@@ -259,7 +259,9 @@ def expect(track: Track, run: PolicyRun, k_max: int) -> Expected:
     stands_TK = chances(track)[:, :k_max]
     budget_T = rows - np.arange(rows)
     wish_ST = _wishes(run, rows, k_max)
-    chain_T = np.array([kept(run, top, min(k_max, budget - 1))[0] for top, budget in zip(track.forced_top, budget_T)])
+    chain_T = np.array(
+        [kept(run, top, min(k_max, budget - 1))[0] for top, budget in zip(track.forced_top, budget_T.tolist())]
+    )
     allowed_ST = np.maximum(np.minimum(wish_ST, budget_T - 1), 0)
     drafts_ST = np.minimum(allowed_ST, chain_T)
     reach_TM = np.concatenate([np.ones((rows, 1)), stands_TK.cumprod(1)], 1)  # the first m were accepted
