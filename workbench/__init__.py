@@ -25,6 +25,7 @@ _LAZY = {
     "own_tapes": "workbench.replay:own_tapes",
     "walk": "workbench.replay:walk",
     "slot_rates": "workbench.replay:slot_rates",
+    "expected_rounds": "workbench.replay:expected_rounds",
     "live_rounds": "workbench.replay:live_rounds",
     "compare_rounds": "workbench.replay:compare_rounds",
     "plot": "workbench.plot",
@@ -45,6 +46,7 @@ __all__ = [
     "corpus",
     "Corpus",
     "display",
+    "expected_rounds",
     "extract",
     "FixedK",
     "generate",
@@ -75,7 +77,17 @@ if TYPE_CHECKING:
     from workbench.corpus import corpus
     from workbench.datasets import extract, load_anchors
     from workbench.facade import load
-    from workbench.replay import compare_rounds, live_rounds, load_table, own_tapes, replay, score, slot_rates, walk
+    from workbench.replay import (
+        compare_rounds,
+        expected_rounds,
+        live_rounds,
+        load_table,
+        own_tapes,
+        replay,
+        score,
+        slot_rates,
+        walk,
+    )
     from workbench.spec import grammars
     from workbench.spec.generate import generate, stream
     from workbench.spec.options import GenerateOptions

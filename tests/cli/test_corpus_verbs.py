@@ -48,6 +48,15 @@ def test_replay_of_the_targets_own_text_walks_as_own(run, tmp_path):
     assert data["nll"][0]["bits_per_byte"] is None
 
 
+def test_replay_of_text_that_the_target_samples_walks_as_own(run, tmp_path):
+    argv = ("--own", "--prompt-tokens", "8", "--max-new-tokens", "10", "--k-max", "2", "--json", "--seed", "3")
+    shaping = ("--temperature", "0.8", "--top-p", "0.9", "--logit-bias", "5:-inf,7:0.5", "--forced")
+    data = run("replay", *SMALL, "--out", tmp_path / "own", *argv, *shaping).data
+    assert data["acceptance"][0]["estimator"] == "own" and data["acceptance"][1]["drafted"] > 0
+    manifest = json.loads((tmp_path / "own" / "manifest.json").read_text("utf-8"))["parameters"]
+    assert manifest["seed"] == 3 and manifest["shaping"]["logit_bias"] == [[5, "-inf"], [7, 0.5]]
+
+
 def test_scoring_alone_needs_no_head(run, tmp_path, tiny_checkpoint, ids):
     model = tiny_checkpoint(mtp=False)
     argv = ("replay", "--model", model, "--corpus", ids(LONG, LONG[:9]), "--score-only", "--hidden")
@@ -98,6 +107,8 @@ REPLAY = [
     (("--hidden",), "--hidden needs --score-only"),
     (("--score-only", "--stride", "2"), "--stride and --score-only exclude each other"),
     (("--own", "--prompt-tokens", "0", *SMALL), "--prompt-tokens 0 is not valid"),
+    (("--temperature", "0.5", "--logit-bias", "5", *SMALL), "--logit-bias '5' is not valid: write token ids"),
+    (("--forced", *SMALL), "--temperature"),
     (("--own", "--prompt-tokens", "60", *SMALL), "fewer than --prompt-tokens 60"),
 ]
 

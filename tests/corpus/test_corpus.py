@@ -185,9 +185,11 @@ def test_the_fingerprint_covers_what_a_tape_holds():
         Tape("a", np.arange(4), prompt_len=1, source="s", split="t", supervised=np.ones(4, bool)),
         Tape("a", np.arange(4), prompt_len=1, source="s", split="t", own=Own("greedy", "m")),
         Tape("a", np.arange(4), prompt_len=1, source="s", split="t", own=Own("greedy", "other")),
+        Tape("a", np.arange(4), prompt_len=1, source="s", split="t", own=Own("sampled", "m", seed=1, sequence=0)),
+        Tape("a", np.arange(4), prompt_len=1, source="s", split="t", own=Own("sampled", "m", seed=1, sequence=1)),
     ]
     seen = {corpus_fingerprint([t]) for t in [base, *others]}
-    assert len(seen) == 7 and corpus_fingerprint([base, others[0]]) != corpus_fingerprint([others[0], base])
+    assert len(seen) == 9 and corpus_fingerprint([base, others[0]]) != corpus_fingerprint([others[0], base])
 
 
 def test_labels_depend_on_the_document_alone_and_keep_slices_together(tokenizer):

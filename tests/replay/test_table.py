@@ -24,6 +24,7 @@ from workbench.model.chain import ChainBatch
 from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
 from workbench.replay import ReplayOptions, live_rounds, load_table, own_tapes, replay, slot_rates, walk
+from workbench.sampling.options import Shaping
 from workbench.spec.policies import FixedK
 
 SMALL: dict[str, Any] = dict(k_max=3, chunk=16)
@@ -101,13 +102,15 @@ def test_the_manifest_is_the_tables_key(model, tmp_path):
     manifest = Manifest.read(tmp_path / "x")
     assert manifest.complete and manifest.kind == "draft-table"
     assert manifest.counts == {"documents": 5, "rows": tapes.n_tokens - 5, "tokens": tapes.n_tokens}
-    assert manifest.parameters == vars(ReplayOptions(**SMALL))
+    assert manifest.parameters == ReplayOptions(**SMALL).key()
     assert table.key == {
         "model": fingerprint(model),
         "exact": True,
         "row_block": model.numerics.row_block,
         "carrier": "normed",
         "k_max": 3,
+        "shaping": Shaping().key(),
+        "seed": 0,
     }
     assert str(tmp_path) not in (tmp_path / "x" / "manifest.json").read_text()
     again = load_table(tmp_path / "x")

@@ -139,3 +139,13 @@ def _help(text: str, flag: str, instead: str | None, default: Any) -> str:
         words = {True: "yes", False: "no", None: "none", "": "none"}
         instead = words[default] if default is None or isinstance(default, bool) or default == "" else f"{default}"
     return (text + (f" (default: {instead})" if instead else "")).strip().replace("%", "%%")
+
+
+def biases(text: str) -> tuple[tuple[int, float], ...]:
+    """Token ids and biases, read from text such as 12:-1.5,13:2."""
+    try:
+        return tuple((int(i), float(b)) for i, b in (pair.split(":") for pair in text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not valid: write token ids and biases as 12:-1.5,13:2, with -inf to forbid one"
+        ) from None

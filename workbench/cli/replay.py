@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli.common import Outcome, add_common, add_corpus, load, read_corpus
-from workbench.cli.options import add_options, given
+from workbench.cli.options import Kind, add_options, biases, given
 from workbench.cli.parser import Parser
 from workbench.core.errors import UserError
 
@@ -20,26 +20,34 @@ if TYPE_CHECKING:
 
 GO_ON = "finished shards are kept: run the same command again to go on from there"
 SCORES = ("chunk", "shard_rows")  # the options that scoring alone has too
+SHAPING = (
+    *("temperature", "top_k", "top_p", "min_p", "filter_order", "repetition_penalty", "frequency_penalty"),
+    *("presence_penalty", "penalty_last_n", "logit_bias", "seed"),
+)  # the options that own text has too
 
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the verb's arguments."""
     from workbench.model.hybrid import CARRIERS
     from workbench.replay import ReplayOptions, own_tapes, replay, score
+    from workbench.sampling.options import ORDERS
 
     about = "Write the draft table of a corpus: the chain the drafter proposes at every position, and the NLL."
     parser = Parser("replay", about, usage="--out DIR")
-    names = add_options(parser, ReplayOptions, title="table", choices={"carrier": CARRIERS})
+    words, kinds = {"carrier": CARRIERS, "filter_order": ORDERS}, {"logit_bias": Kind(biases, "ID:BIAS,...")}
+    names = add_options(parser, ReplayOptions, title="table", choices=words, kinds=kinds, skip=("seed",))
     resume = add_options(parser, replay, title="directory", only=("resume",))
     own = parser.add_argument_group("the target's own text")
-    own.add_argument("--own", action="store_true", help="continue each document greedily, and replay that text")
+    own.add_argument(
+        "--own", action="store_true", help="continue each document with the table's shaping, and replay that text"
+    )
     own_names = add_options(parser, own_tapes, title="own text, with --own", only=("prompt_tokens", "max_new_tokens"))
     scores = parser.add_argument_group("likelihoods alone")
     scores.add_argument("--score-only", action="store_true", help="score the text; no chains, so no MTP head is needed")
     hidden = add_options(parser, score, title="hidden rows, with --score-only", only=("hidden",))
     add_corpus(parser)
     add_common(parser, out="directory for shards and manifest", required=True,
-               seed="choice of documents under --limit (default: 0)")  # fmt: skip
+               seed="of the choice of documents under --limit and of every draw (default: 0)")  # fmt: skip
     parser.set_defaults(names=names, resume_names=resume, own_names=own_names, hidden_names=hidden)
     return parser.read(argv)
 
@@ -49,6 +57,8 @@ def run(args: argparse.Namespace) -> Outcome:
     from workbench.replay import ReplayOptions, own_tapes, replay, score
 
     options, resume = given(args, args.names), given(args, args.resume_names)
+    if args.seed is not None and not args.score_only:
+        options["seed"] = args.seed
     own, hidden = given(args, args.own_names), given(args, args.hidden_names)
     ReplayOptions(**options)
     _check_together(args, own, hidden, options)
@@ -56,7 +66,8 @@ def run(args: argparse.Namespace) -> Outcome:
     tapes = read_corpus(args, model)
     began = perf_counter()
     if args.own:
-        tapes = own_tapes(model, tapes, **own)
+        shaping = {name: value for name, value in options.items() if name in SHAPING}
+        tapes = own_tapes(model, tapes, **own, **shaping)
     data: dict[str, Any] = {"verb": "replay", "out": args.out, "corpus": tapes.name}
     data |= {"documents": len(tapes), "tokens": tapes.n_tokens, "exact": model.exact}
     if args.score_only:

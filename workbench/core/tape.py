@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -16,16 +16,29 @@ class Own:
     """How the target itself generated a tape's text.
 
     Args:
-        kind: "greedy" or "sampled".
+        kind: "greedy", or "sampled" under a shaping and a seed, which temperature 0 with penalties or a bias is too.
         model: Fingerprint of the model.
         seed: Seed of a sampled tape; None for greedy.
         temperature: Temperature of a sampled tape; 0 for greedy.
+        sequence: Random stream of a sampled tape under its seed; None for greedy.
+        shaping: ``Shaping.key`` of a sampled tape as JSON text, keys sorted; "" for greedy.
+        accept: "coupled" where a sampled tape holds plain sampling's draws, "ratio" where it only follows their law;
+            "" for greedy.
     """
 
     kind: str
     model: str
     seed: int | None = None
     temperature: float = 0.0
+    sequence: int | None = None
+    shaping: str = ""
+    accept: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        """JSON-ready mapping that ``Own(**facts)`` reads back; what only sampled tapes have is left out where unset."""
+        sampled = {"sequence": self.sequence, "shaping": self.shaping, "accept": self.accept}
+        known = {name: value for name, value in sampled.items() if value not in (None, "")}
+        return {"kind": self.kind, "model": self.model, "seed": self.seed, "temperature": self.temperature, **known}
 
 
 @dataclass(frozen=True, eq=False)

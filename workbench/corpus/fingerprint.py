@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
 
 from workbench.core.tape import Tape
 
@@ -22,7 +21,7 @@ def corpus_fingerprint(tapes: Iterable[Tape]) -> str:
     digest = hashlib.sha256()
     for tape in tapes:
         head = [tape.doc_id, tape.source, tape.split, tape.prompt_len, len(tape), tape.supervised is not None]
-        head += [asdict(tape.own)] if tape.own else []
+        head += [tape.own.facts()] if tape.own else []
         digest.update(json.dumps(head).encode())
         digest.update(tape.tokens.astype("<i4").tobytes())
         if tape.supervised is not None:

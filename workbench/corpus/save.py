@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from workbench.core.errors import UserError
@@ -37,7 +36,7 @@ def save_tapes(tapes: Corpus, path: str | Path) -> Path:
             "split": tape.split,
             "prompt_len": tape.prompt_len,
             "n_bytes": tape.n_bytes,
-            "own": None if tape.own is None else asdict(tape.own),
+            "own": None if tape.own is None else tape.own.facts(),
             "supervised": None if tape.supervised is None else tape.supervised.tolist(),
             "tokens": tape.tokens.tolist(),
         }

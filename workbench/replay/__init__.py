@@ -4,6 +4,7 @@ from workbench.core.callable import make_callable
 from workbench.replay.compare import compare_rounds, live_rounds
 from workbench.replay.options import ReplayOptions
 from workbench.replay.own import own_tapes
+from workbench.replay.ratio import expected_rounds
 from workbench.replay.score import score
 from workbench.replay.table import DraftTable, load_table, replay
 from workbench.replay.walk import slot_rates, walk
@@ -12,6 +13,7 @@ __all__ = [
     "DraftTable",
     "ReplayOptions",
     "compare_rounds",
+    "expected_rounds",
     "live_rounds",
     "load_table",
     "own_tapes",

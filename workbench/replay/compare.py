@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.core.errors import UserError, check_choice
 from workbench.core.progress import progress
-from workbench.core.tape import Corpus, Own, Tape
+from workbench.core.tape import Corpus, Own, Tape, first_pending
 from workbench.datasets.extract import numerical_class
 from workbench.datasets.provenance import as_corpus
 from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
+from workbench.replay.own import chosen_options, differs, sequence_of
 from workbench.replay.walk import ESTIMATORS
 from workbench.spec.generate import generate
 
@@ -31,10 +32,14 @@ def live_rounds(
 ) -> pl.DataFrame:
     """Rounds of the live engine over tapes.
 
+    A tape that was sampled draws from its own random stream again; others from the stream of their place in the
+    corpus, as in a draft table.
+
     Args:
         model: The target.
-        tapes: Own tapes for "own"; any for "forced".
-        estimator: "own" decodes from each tape's prompt; "forced" makes the engine commit the tape's text.
+        tapes: Own tapes for "own", made with the shaping and seed among the options; any for "forced" and "ratio".
+        estimator: "own" decodes from each tape's prompt; "forced" makes the engine commit the tape's text; "ratio"
+            decodes a text of its own from each prompt, of the tape's length, by ``accept="ratio"``.
         exact: Numerical class; None for the model's own.
         **options: Options of ``generate``.
 
@@ -42,28 +47,49 @@ def live_rounds(
         A rounds frame over all documents.
 
     Raises:
-        UserError: A tape is not the target's own where "own" was asked for, or an option is not valid.
+        UserError: A tape is not what "own" would decode, or an option is not valid.
     """
     import polars as pl
 
     check_choice("estimator", estimator, ESTIMATORS)
     corpus = as_corpus(tapes)
-    for tape in corpus:
-        if estimator == "own" and (tape.own is None or tape.own != Own("greedy", fingerprint(model))):
-            raise UserError(
-                f"tape {tape.doc_id!r} is not this target's own greedy text (wb.own_tapes makes such tapes): use "
-                "estimator='forced' to make the engine commit it"
-            )
+    if "sequence" in options:
+        raise UserError("sequence goes with wb.generate: here every tape has a random stream of its own; change seed")
+    if estimator == "ratio":
+        options = {"accept": "ratio", **options}
+    if estimator == "own":
+        _check_own(model, corpus, options)
     frames = []
     with numerical_class(model, exact):
-        for tape in progress(corpus, desc="live rounds", unit="doc"):
-            if estimator == "own":
-                n = len(tape) - tape.prompt_len
-                made = generate(model, tape, max_new_tokens=n, **options)
+        for i, tape in enumerate(progress(corpus, desc="live rounds", unit="doc")):
+            given = {**options, "sequence": sequence_of(tape, i)}
+            if estimator == "forced":
+                made = generate(model, tape, force=tape, **given)
             else:
-                made = generate(model, tape, force=tape, **options)
+                made = generate(model, tape, max_new_tokens=len(tape) - first_pending(tape.prompt_len), **given)
             frames.append(made.rounds)
     return pl.concat(frames)
+
+
+def _check_own(model: HybridModel, corpus: Corpus, options: dict[str, Any]) -> None:
+    """Refuse tapes that decoding their prompt with these options would not give again."""
+    here, chosen = fingerprint(model), chosen_options(options)
+    chooser = chosen.chooser()
+    for tape in corpus:
+        if chooser.plain:
+            if tape.own is None or tape.own != Own("greedy", here):
+                raise UserError(
+                    f"tape {tape.doc_id!r} is not this target's own greedy text (wb.own_tapes makes such tapes): use "
+                    "estimator='forced' to make the engine commit it"
+                )
+            continue
+        _, why = differs(tape, here, chosen.shaping(), chosen.seed)
+        why = "accept='ratio' was given: estimator='ratio' decodes by that rule" if chooser.by_ratio else why
+        if why:
+            raise UserError(
+                f"tape {tape.doc_id!r} is not what this target draws with these options: {why}; give the shaping and "
+                "seed of the tape, or use estimator='forced' to make the engine commit it"
+            )
 
 
 def compare_rounds(walked: pl.DataFrame, live: pl.DataFrame, table: DraftTable | None = None) -> pl.DataFrame:
@@ -80,7 +106,8 @@ def compare_rounds(walked: pl.DataFrame, live: pl.DataFrame, table: DraftTable |
         One row per differing start: doc_id, start, and drafted, accepted, chain_stop, round_stop and draft_ids of
         both sides (null where a side has no round there); empty when the two agree. With a table also decision
         ("draft", "stop" or "accept": the first that differs), slot (from 0), margin (top-2 margin of the drafter's
-        or the target's logits there; null for a stop) and draft_top1 of that slot; null where a side has no round.
+        or the target's logits there, or the lead of a draw in such units; null for a stop) and draft_top1 of that slot;
+        null where a side has no round.
     """
     import polars as pl
 

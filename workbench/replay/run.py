@@ -1,7 +1,8 @@
 """One tape through the target and, from every start at once, through the drafter.
 
 The row of position p holds what the target says after x_p, and the chain that the drafter proposes when x_p is
-pending: a function of the tokens up to p alone, since true rows do not depend on where rounds begin.
+pending: a function of the tokens up to p alone, since true rows do not depend on where rounds begin. Under sampling it
+is one of the noise too, which belongs to positions. The forced chain is fed the tape's tokens instead of its own.
 Legend: T rows of a chunk, P starts, H hidden, V vocabulary, K slots.
 """
 
@@ -19,6 +20,7 @@ from workbench.core.errors import UserError
 from workbench.core.tape import Tape, first_pending
 from workbench.model.chain import ChainBatch
 from workbench.model.hybrid import HybridModel, check_finite
+from workbench.replay.draws import TapeDraws
 from workbench.replay.options import ReplayOptions
 from workbench.sampling.pick import margins, picks
 
@@ -31,12 +33,16 @@ class Chunk:
 
     Args:
         first: Position of row 0.
-        target_id: The target's pick for the next place, int32 [T].
-        target_margin: Its top-2 margin, float32 [T].
-        nll: -ln p of the tape's next token, float32 [T], nats.
+        target_id: The target's pick or draw for the next place, int32 [T].
+        target_margin: Its lead, in logits, float32 [T]: the top-2 margin of a pick, see ``TapeDraws.picks`` for a draw.
+        nll: -ln p of the tape's next token, softmax at T = 1, float32 [T], nats.
         draft_ids: Drafted ids, int32 [T, K]; -1 where there is no chain or the slot is past the end.
-        draft_top1: The drafter's probability of each, float32 [T, K]; NaN likewise.
-        draft_margin: The drafter's top-2 margin, float32 [T, K]; NaN likewise.
+        draft_top1: The drafter's probability of each, float64 [T, K]; NaN likewise.
+        draft_margin: The lead of each, float32 [T, K]; NaN likewise.
+        draft_top: The largest probability of each draft's row, float32 [T, K]; None where drafts are picks.
+        target_p: The target's shaped probability of the tape's next token, float64 [T]; None without forced chains.
+        forced_q: The drafter's of the tape's token in each slot, fed the tape's tokens, float64 [T, K]; None likewise.
+        forced_top: The largest probability of that row, softmax at T = 1, float32 [T, K]; None likewise.
         normed: The target's final-normed rows [T, H] on its device.
         trunk: Its trunk rows [T, H] on its device.
     """
@@ -48,6 +54,10 @@ class Chunk:
     draft_ids: np.ndarray
     draft_top1: np.ndarray
     draft_margin: np.ndarray
+    draft_top: np.ndarray | None
+    target_p: np.ndarray | None
+    forced_q: np.ndarray | None
+    forced_top: np.ndarray | None
     normed: Tensor
     trunk: Tensor
 
@@ -61,13 +71,16 @@ def head_slices(model: HybridModel, normed_TH: Tensor) -> Iterator[tuple[slice, 
 
 
 @torch.inference_mode()
-def chain_tape(model: HybridModel, tape: Tape, options: ReplayOptions, *, chains: bool = True) -> Iterator[Chunk]:
+def chain_tape(
+    model: HybridModel, tape: Tape, options: ReplayOptions, *, sequence: int = 0, chains: bool = True
+) -> Iterator[Chunk]:
     """Run one tape in chunks.
 
     Args:
         model: The target with its head.
         tape: The document, of at least two tokens.
-        options: Slots, stride, chunk and carrier.
+        options: Slots, stride, chunk, carrier, shaping and seed.
+        sequence: The tape's random stream under the seed; default 0.
         chains: Draft; False only scores.
 
     Yields:
@@ -80,6 +93,7 @@ def chain_tape(model: HybridModel, tape: Tape, options: ReplayOptions, *, chains
     n = len(tape)
     if n < 2:
         raise UserError(f"tape {tape.doc_id!r} has {n} token; at least 2 are needed to score one")
+    draws = None if options.plain else TapeDraws(tape.tokens, options, sequence)
     cache = model.new_cache(capacity=n)
     draft_cache = model.new_draft_cache(capacity=n) if chains else None
     tokens_1T = torch.from_numpy(tape.tokens.astype(np.int64))[None].to(model.device)
@@ -88,10 +102,10 @@ def chain_tape(model: HybridModel, tape: Tape, options: ReplayOptions, *, chains
         hi = min(lo + options.chunk, n - 1)
         rows = model.forward(tokens_1T[:, lo:hi], cache, logits="none")
         normed, trunk = rows.normed_BTH[0], rows.trunk_BTH[0]
-        target = _score(model, normed, tokens_1T[0, lo + 1 : hi + 1], lo)
-        t, k = hi - lo, options.k_max
-        ids = np.full((t, k), -1, np.int32)
-        top, gap = np.full((t, k), np.nan, np.float32), np.full((t, k), np.nan, np.float32)
+        if draws is not None:
+            draws.prepare(lo + 1, hi - lo + options.k_max, model.config.vocab_size, model.device)
+        target = _score(model, normed, tokens_1T[0, lo + 1 : hi + 1], lo, draws)
+        slots = _Slots(lo, hi - lo, options.k_max, n, draws)
         if draft_cache is not None:
             carriers = model.carrier(rows, options.carrier)[0]
             known = carriers if last is None else torch.cat([last, carriers])
@@ -105,43 +119,138 @@ def chain_tape(model: HybridModel, tape: Tape, options: ReplayOptions, *, chains
                 if starts:
                     plane = draft_cache.planes[0]
                     assert isinstance(plane, KVPlane)
-                    found = _chains(model, plane, hidden, starts, begin, options.k_max)
-                    at = np.array(starts) - lo
-                    past = np.array(starts)[:, None] + 1 + np.arange(k) >= n
-                    ids[at] = np.where(past, -1, found[0])
-                    top[at], gap[at] = (np.where(past, np.nan, x).astype(np.float32) for x in found[1:])
-        yield Chunk(lo, *target, ids, top, gap, normed=normed, trunk=trunk)
+                    slots.fill(starts, _chains(model, plane, hidden, starts, begin, options.k_max, draws))
+                    if draws is not None and draws.forced:
+                        found = _forced(model, plane, hidden, starts, begin, options.k_max, draws)
+                        slots.fill_forced(starts, found)
+        ids, margin, nll, target_p = target
+        yield Chunk(
+            lo,
+            ids,
+            margin,
+            nll,
+            slots.ids,
+            slots.top1,
+            slots.margin,
+            slots.top,
+            target_p,
+            slots.forced_q,
+            slots.forced_top,
+            normed=normed,
+            trunk=trunk,
+        )
+
+
+class _Slots:
+    """Columns of the slots of one chunk, empty until filled."""
+
+    def __init__(self, first: int, t: int, k: int, length: int, draws: TapeDraws | None) -> None:
+        def empty(dtype: type, have: bool = True) -> np.ndarray | None:
+            return np.full((t, k), np.nan, dtype) if have else None
+
+        self.first, self.length = first, length
+        self.ids = np.full((t, k), -1, np.int32)
+        self.top1, self.margin = np.full((t, k), np.nan), np.full((t, k), np.nan, np.float32)
+        self.top = empty(np.float32, draws is not None)
+        forced = draws is not None and draws.forced
+        self.forced_q, self.forced_top = empty(np.float64, forced), empty(np.float32, forced)
+
+    def _past(self, starts: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the starts, and which of their slots lie past the end of the tape."""
+        at = np.array(starts)
+        return at - self.first, at[:, None] + 1 + np.arange(self.ids.shape[1]) >= self.length
+
+    def fill(self, starts: list[int], found: tuple[np.ndarray, ...]) -> None:
+        """Ids, probabilities, margins and largest probabilities of chains."""
+        at, past = self._past(starts)
+        ids, top1, margin, top = found
+        self.ids[at] = np.where(past, -1, ids)
+        self.top1[at], self.margin[at] = np.where(past, np.nan, top1), np.where(past, np.nan, margin)
+        if self.top is not None:
+            self.top[at] = np.where(past, np.nan, top)
+
+    def fill_forced(self, starts: list[int], found: tuple[np.ndarray, np.ndarray]) -> None:
+        """Probabilities of the tape's tokens, and largest probabilities, of forced chains."""
+        at, past = self._past(starts)
+        assert self.forced_q is not None and self.forced_top is not None
+        self.forced_q[at], self.forced_top[at] = (np.where(past, np.nan, x) for x in found)
 
 
 def _score(
-    model: HybridModel, normed_TH: Tensor, next_T: Tensor, first: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    parts = []
+    model: HybridModel, normed_TH: Tensor, next_T: Tensor, first: int, draws: TapeDraws | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    parts, probs = [], []
     for part, logits in head_slices(model, normed_TH):
         check_finite(logits, first + part.start)
         picked = picks(logits)
         nll = picked.logsumexp - logits.gather(-1, next_T[part][:, None])[:, 0]
-        parts.append((picked.ids.int().cpu(), margins(logits).cpu(), nll.cpu()))
-    ids, margin, likelihood = (torch.cat(x).numpy() for x in zip(*parts, strict=True))
-    return ids, margin, likelihood
+        if draws is None:
+            ids, margin = picked.ids, margins(logits)
+        else:
+            positions = range(first + part.start + 1, first + part.stop + 1)
+            ids, margin = draws.picks(logits, positions, None)
+            if draws.forced:
+                probs.append(draws.probs(logits, positions, next_T[part]))
+        parts.append((ids.int().cpu(), margin.float().cpu(), nll.cpu()))
+    ids_T, margin_T, nll_T = (torch.cat(x).numpy() for x in zip(*parts, strict=True))
+    return ids_T, margin_T, nll_T, torch.cat(probs).numpy() if probs else None
 
 
 def _chains(
-    model: HybridModel, plane: KVPlane, hidden_TH: Tensor, starts: list[int], begin: int, k: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    model: HybridModel,
+    plane: KVPlane,
+    hidden_TH: Tensor,
+    starts: list[int],
+    begin: int,
+    k: int,
+    draws: TapeDraws | None,
+) -> tuple[np.ndarray, ...]:
+    """Ids, probabilities, margins and largest probabilities of the chains, [P, K] each."""
     batch = ChainBatch(model, plane, starts)
     carrier = hidden_TH[torch.tensor(starts, device=hidden_TH.device) - begin]
-    columns = []
+    columns: list[tuple[np.ndarray, ...]] = []
+    drafted_PK = np.empty((len(starts), k), np.int32)
     for slot in range(k):
         parts = []
         for part, logits in head_slices(model, carrier):
-            for i in (~logits.sum(-1).isfinite()).nonzero()[:, 0].tolist():
-                check_finite(logits[i : i + 1], starts[part.start + i] + slot)
-            picked = picks(logits)
-            parts.append((picked.ids, picked.top1, margins(logits)))
-        ids, top, gap = (torch.cat(x) for x in zip(*parts, strict=True))
-        columns.append((ids.int().cpu().numpy(), top.cpu().numpy(), gap.cpu().numpy()))
+            _check_drafts(logits, starts[part], slot)
+            if draws is None:
+                picked = picks(logits)
+                parts.append((picked.ids, picked.top1, margins(logits), picked.top1))
+            else:
+                found = draws.draft(logits, [p + 1 + slot for p in starts[part]], drafted_PK[part, :slot])
+                parts.append((found.ids, found.p, found.margin, found.top))
+        ids, *rest = (torch.cat(x) for x in zip(*parts, strict=True))
+        drafted_PK[:, slot] = ids.int().cpu().numpy()
+        columns.append((drafted_PK[:, slot], *(x.cpu().numpy() for x in rest)))
         if slot + 1 < k:
             carrier = batch.step(ids, carrier)
-    ids_PK, top_PK, gap_PK = (np.stack(x, 1) for x in zip(*columns, strict=True))
-    return ids_PK, top_PK, gap_PK
+    return tuple(np.stack(x, 1) for x in zip(*columns, strict=True))
+
+
+def _forced(
+    model: HybridModel, plane: KVPlane, hidden_TH: Tensor, starts: list[int], begin: int, k: int, draws: TapeDraws
+) -> tuple[np.ndarray, np.ndarray]:
+    """Shaped probabilities of the tape's tokens, and largest probabilities, of chains fed the tape, [P, K] each."""
+    batch = ChainBatch(model, plane, starts)
+    carrier = hidden_TH[torch.tensor(starts, device=hidden_TH.device) - begin]
+    columns, last = [], len(draws.tokens) - 1
+    for slot in range(k):
+        positions = [p + 1 + slot for p in starts]
+        fed = draws.tokens[np.minimum(positions, last)].astype(np.int64)  # past the end anything will do
+        tokens_P = torch.from_numpy(fed).to(carrier.device)
+        parts = []
+        for part, logits in head_slices(model, carrier):
+            _check_drafts(logits, starts[part], slot)
+            parts.append((draws.probs(logits, positions[part], tokens_P[part]), picks(logits).top1.cpu()))
+        columns.append([torch.cat(x).numpy() for x in zip(*parts, strict=True)])
+        if slot + 1 < k:
+            carrier = batch.step(tokens_P, carrier)
+    q_PK, top_PK = (np.stack(x, 1) for x in zip(*columns, strict=True))
+    return q_PK, top_PK
+
+
+def _check_drafts(logits_PV: Tensor, starts: list[int], slot: int) -> None:
+    """Refuse rows of a drafter that hold NaN or infinity."""
+    for i in (~logits_PV.sum(-1).isfinite()).nonzero()[:, 0].tolist():
+        check_finite(logits_PV[i : i + 1], starts[i] + slot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,9 @@ from workbench.datasets.shards import ShardDirectory, load_shards, plan_shards
 from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
 from workbench.replay.options import ReplayOptions
+from workbench.replay.own import differs, sequence_of
 from workbench.replay.run import Chunk, chain_tape
+from workbench.sampling.options import Shaping
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,31 +31,55 @@ if TYPE_CHECKING:
 KIND = "draft-table"
 
 
-def table_schema(k_max: int) -> pa.Schema:
-    """Columns of a draft table with ``k_max`` slots; slots past the end of a tape, or without a chain, are null."""
+def table_schema(k_max: int, *, drawn: bool = False, forced: bool = False) -> pa.Schema:
+    """Columns of a draft table with ``k_max`` slots; slots past the end of a tape, or without a chain, are null.
+
+    Args:
+        k_max: Slots.
+        drawn: Tokens are drawn: draft_top1 then has the width that live rounds compare with thresholds, draft_top is
+            the largest probability of the draft's row, sequence the tape's random stream, and law_differs and
+            draws_differ say how its text was made otherwise than the table draws.
+        forced: Of the chain fed with the tape's tokens: forced_q (the drafter's shaped probability of the tape's token)
+            and forced_top (the largest of its row, T = 1) per slot; target_p, the target's of the next token.
+
+    Returns:
+        The schema.
+    """
     import pyarrow as pa
 
-    return pa.schema(
-        [
-            pa.field("doc_id", pa.string()),
-            pa.field("source", pa.string()),
-            pa.field("split", pa.string()),
-            pa.field("own", pa.string()),
-            pa.field("position", pa.int32()),
-            pa.field("length", pa.int32()),
-            pa.field("prompt_len", pa.int32()),
-            pa.field("n_bytes", pa.int64()),
-            pa.field("token", pa.int32()),
-            pa.field("next_token", pa.int32()),
-            pa.field("target_id", pa.int32()),
-            pa.field("target_margin", pa.float32()),
-            pa.field("nll", pa.float32()),
-            pa.field("on_tape", pa.bool_()),
-            pa.field("draft_ids", pa.list_(pa.int32(), k_max)),
-            pa.field("draft_top1", pa.list_(pa.float32(), k_max)),
-            pa.field("draft_margin", pa.list_(pa.float32(), k_max)),
+    fields = [
+        pa.field("doc_id", pa.string()),
+        pa.field("source", pa.string()),
+        pa.field("split", pa.string()),
+        pa.field("own", pa.string()),
+        pa.field("position", pa.int32()),
+        pa.field("length", pa.int32()),
+        pa.field("prompt_len", pa.int32()),
+        pa.field("n_bytes", pa.int64()),
+        pa.field("token", pa.int32()),
+        pa.field("next_token", pa.int32()),
+        pa.field("target_id", pa.int32()),
+        pa.field("target_margin", pa.float32()),
+        pa.field("nll", pa.float32()),
+        pa.field("on_tape", pa.bool_()),
+        pa.field("draft_ids", pa.list_(pa.int32(), k_max)),
+        pa.field("draft_top1", pa.list_(pa.float64() if drawn else pa.float32(), k_max)),
+        pa.field("draft_margin", pa.list_(pa.float32(), k_max)),
+    ]
+    if drawn:
+        fields += [
+            pa.field("draft_top", pa.list_(pa.float32(), k_max)),
+            pa.field("sequence", pa.int64()),
+            pa.field("law_differs", pa.string()),
+            pa.field("draws_differ", pa.string()),
         ]
-    )
+    if forced:
+        fields += [
+            pa.field("target_p", pa.float64()),
+            pa.field("forced_q", pa.list_(pa.float64(), k_max)),
+            pa.field("forced_top", pa.list_(pa.float32(), k_max)),
+        ]
+    return pa.schema(fields)
 
 
 def replay(
@@ -66,10 +92,26 @@ def replay(
     chunk: int = ReplayOptions.chunk,
     carrier: str = ReplayOptions.carrier,
     shard_rows: int = ReplayOptions.shard_rows,
+    temperature: float = ReplayOptions.temperature,
+    top_k: int = ReplayOptions.top_k,
+    top_p: float = ReplayOptions.top_p,
+    min_p: float = ReplayOptions.min_p,
+    filter_order: str = ReplayOptions.filter_order,
+    repetition_penalty: float = ReplayOptions.repetition_penalty,
+    frequency_penalty: float = ReplayOptions.frequency_penalty,
+    presence_penalty: float = ReplayOptions.presence_penalty,
+    penalty_last_n: int | None = ReplayOptions.penalty_last_n,
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ReplayOptions.logit_bias,
+    seed: int = ReplayOptions.seed,
+    forced: bool = ReplayOptions.forced,
     exact: bool | None = None,
     resume: bool = True,
 ) -> DraftTable:
     """Write the draft table of a corpus: the target's scores everywhere and the drafter's chain at every start.
+
+    Above temperature 0, or with penalties or a bias, target and drafter draw with the noise that live rounds under
+    ``accept="coupled"`` would use: that of a token's position, the seed and the tape's random stream. The stream is the
+    one a sampled own tape was made with, else the tape's place among ``tapes``.
 
     Args:
         model: The target with its MTP head.
@@ -80,6 +122,19 @@ def replay(
         chunk: Tokens per forward; default 512.
         carrier: Hidden rows the head is fed, "normed" (default) or "pre_norm".
         shard_rows: Rows after which a shard ends, at the end of a document.
+        temperature: 0, the default, records the most likely tokens; above, draws.
+        top_k: Keep the k most likely tokens; 0 keeps all.
+        top_p: Keep the most likely tokens that hold this share of the mass; 1 keeps all.
+        min_p: Keep tokens at least this likely, relative to the most likely; 0 keeps all.
+        filter_order: "chain" (default), "joint" or "temperature_last".
+        repetition_penalty: Of tokens in the text; 1 is none.
+        frequency_penalty: Per occurrence in the text; 0 is none.
+        presence_penalty: Of tokens in the text; 0 is none.
+        penalty_last_n: Tokens at the end of the text that penalties see; None for all.
+        logit_bias: Added to the logits of token ids; -inf forbids one.
+        seed: Of every draw; default 0.
+        forced: Record the chain fed with the tape's own tokens and the shaped probabilities of these, which the
+            estimator "ratio" goes by; default False.
         exact: Numerical class; None for the model's own. Tables that are to equal live rounds bit for bit need the
             class of those rounds.
         resume: Go on with a directory that an equal run left.
@@ -91,16 +146,38 @@ def replay(
         CapabilityError: The checkpoint has no MTP head.
         UserError: An option, a tape or the directory is not valid; nothing is left behind then.
     """
-    options = ReplayOptions(k_max, stride, chunk, carrier, shard_rows)
+    options = ReplayOptions(
+        k_max=k_max,
+        stride=stride,
+        chunk=chunk,
+        carrier=carrier,
+        shard_rows=shard_rows,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        filter_order=filter_order,
+        repetition_penalty=repetition_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        penalty_last_n=penalty_last_n,
+        logit_bias=logit_bias,
+        seed=seed,
+        forced=forced,
+    )
     if not model.can_draft:
         raise CapabilityError(
             f"checkpoint {model.source or 'in memory'} has no mtp.* weights, so there is nothing to replay: use "
             "wb.score for likelihoods alone"
         )
     corpus = scorable(model, tapes)
-    parameters = {"k_max": k_max, "stride": stride, "chunk": chunk, "carrier": carrier, "shard_rows": shard_rows}
+    if (biased := [i for i, _ in options.shaping().bias]) and biased[-1] >= model.config.vocab_size:
+        raise UserError(
+            f"logit_bias names id {biased[-1]}, but the vocabulary has {model.config.vocab_size} ids; name ids below "
+            f"{model.config.vocab_size}"
+        )
     with numerical_class(model, exact):
-        manifest = new_manifest(KIND, model, corpus, parameters=parameters)
+        manifest = new_manifest(KIND, model, corpus, parameters=options.key())
         _write(model, corpus, Path(out), manifest, options, resume)
     return load_table(out, check_hashes=False)
 
@@ -121,43 +198,46 @@ def scorable(model: HybridModel, tapes: Any) -> Corpus:
 def _write(
     model: HybridModel, corpus: Corpus, out: Path, manifest: Manifest, options: ReplayOptions, resume: bool
 ) -> None:
-    rows, schema = [len(tape) - 1 for tape in corpus], table_schema(options.k_max)
+    rows = [len(tape) - 1 for tape in corpus]
+    schema = table_schema(options.k_max, drawn=not options.plain, forced=options.forced)
     plan = plan_shards(rows, options.shard_rows)
     with ShardDirectory(out, manifest, plan=plan, schema=schema, resume=resume) as directory:
-        directory.fill(
-            lambda span, bar: _batches(model, corpus.tapes[span], schema, options, bar), sizes=rows, desc="replay"
-        )
+        directory.fill(lambda span, bar: _batches(model, corpus, span, schema, options, bar), sizes=rows, desc="replay")
         directory.finish({"documents": len(corpus), "rows": sum(rows), "tokens": corpus.n_tokens})
 
 
 def _batches(
-    model: HybridModel, tapes: Sequence[Tape], schema: pa.Schema, options: ReplayOptions, bar: Any
+    model: HybridModel, corpus: Corpus, span: slice, schema: pa.Schema, options: ReplayOptions, bar: Any
 ) -> Iterator[pa.RecordBatch]:
-    here = fingerprint(model)
-    for tape in tapes:
-        own = tape.own.kind if tape.own and tape.own.model == here else ""
-        for part in chain_tape(model, tape, options):
-            yield _batch(tape, own, part, schema)
+    here, shaping = fingerprint(model), options.shaping()
+    for i, tape in zip(range(len(corpus))[span], corpus.tapes[span], strict=True):
+        facts: dict[str, Any] = {"own": tape.own.kind if tape.own and tape.own.model == here else ""}
+        sequence = sequence_of(tape, i)
+        if not options.plain:
+            law, draws = differs(tape, here, shaping, options.seed)
+            facts |= {"sequence": sequence, "law_differs": law, "draws_differ": draws}
+        for part in chain_tape(model, tape, options, sequence=sequence):
+            yield _batch(tape, facts, part, schema)
             bar.update(len(part.nll))
 
 
-def _batch(tape: Tape, own: str, part: Chunk, schema: pa.Schema) -> pa.RecordBatch:
+def _batch(tape: Tape, facts: Mapping[str, Any], part: Chunk, schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
     t = len(part.nll)
     at = np.arange(part.first, part.first + t, dtype=np.int32)
     empty = part.draft_ids < 0
 
-    def slots(values: np.ndarray, kind: pa.DataType) -> pa.FixedSizeListArray:
-        flat = pa.array(values.reshape(-1), kind, mask=empty.reshape(-1))
-        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    def slots(name: str) -> pa.FixedSizeListArray:
+        values, kind = getattr(part, name), schema.field(name).type.value_type
+        flat = values.reshape(-1).astype(kind.to_pandas_dtype(), copy=False)
+        return pa.FixedSizeListArray.from_arrays(pa.array(flat, kind, mask=empty.reshape(-1)), values.shape[1])
 
     following = tape.tokens[at + 1]
     columns = {
         "doc_id": pa.array([tape.doc_id] * t),
         "source": pa.array([tape.source] * t),
         "split": pa.array([tape.split] * t),
-        "own": pa.array([own] * t),
         "position": pa.array(at),
         "length": pa.array(np.full(t, len(tape), np.int32)),
         "prompt_len": pa.array(np.full(t, tape.prompt_len, np.int32)),
@@ -168,10 +248,11 @@ def _batch(tape: Tape, own: str, part: Chunk, schema: pa.Schema) -> pa.RecordBat
         "target_margin": pa.array(part.target_margin),
         "nll": pa.array(part.nll),
         "on_tape": pa.array(part.target_id == following),
-        "draft_ids": slots(part.draft_ids, pa.int32()),
-        "draft_top1": slots(part.draft_top1, pa.float32()),
-        "draft_margin": slots(part.draft_margin, pa.float32()),
+        **{name: pa.array([value] * t, schema.field(name).type) for name, value in facts.items()},
+        **{field.name: slots(field.name) for field in schema if pa.types.is_fixed_size_list(field.type)},
     }
+    if part.target_p is not None:
+        columns["target_p"] = pa.array(part.target_p)
     return pa.RecordBatch.from_arrays([columns[field.name] for field in schema], schema=schema)
 
 
@@ -202,8 +283,13 @@ class DraftTable:
         return int(self.manifest.parameters["k_max"])
 
     @property
+    def plain(self) -> bool:
+        """True when the table holds the most likely tokens, False when it holds draws."""
+        return "sequence" not in self.dataset.column_names
+
+    @property
     def key(self) -> dict[str, Any]:
-        """What a walk must agree with: model, carrier, slots, numerical class."""
+        """What a walk must agree with: model, carrier, slots, numerical class, shaping and seed."""
         model = self.manifest.model
         return {
             "model": model["fingerprint"],
@@ -211,6 +297,8 @@ class DraftTable:
             "row_block": model["row_block"],
             "carrier": self.manifest.parameters["carrier"],
             "k_max": self.k_max,
+            "shaping": self.manifest.parameters["shaping"],
+            "seed": self.manifest.parameters["seed"],
         }
 
     def rounds(
@@ -247,8 +335,16 @@ class DraftTable:
             ("slots per start", self.k_max),
             ("model", f"{model['name']} ({model['fingerprint']})"),
             ("numerics", "exact" if model["exact"] else "fast"),
+            ("tokens", "most likely" if self.plain else _shaping(self.manifest.parameters)),
         ]
         return card("Draft table", rows)._repr_html_()
+
+
+def _shaping(parameters: Mapping[str, Any]) -> str:
+    """Shaping and seed of a table of draws, without what is at its default."""
+    idle = Shaping().key()
+    said = [f"{name}={value}" for name, value in parameters["shaping"].items() if value != idle[name]]
+    return ", ".join([f"drawn: {said[0]}", *said[1:], f"seed={parameters['seed']}"])
 
 
 def load_table(path: str | Path, *, check_hashes: bool = True) -> DraftTable:

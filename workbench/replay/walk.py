@@ -1,23 +1,23 @@
 """Walk any policy over a draft table, round by round, as the live engine would go.
 
-Estimators, never mixed: "own" on texts the target generated greedily, where a walk is the live run; "forced" on any
-text, where it is the live run made to commit that text; slot rates are a diagnostic of their own.
+Estimators, never mixed: "own" on texts the target generated as the table draws, greedily or with the same shaping and
+seed, where a walk is the live run; "forced" on any text, where it is the live run made to commit that text; "ratio" on
+texts that follow the target's law, where a walk is a draw from the live runs by the ratio rule that gave this text.
+Slot rates are a diagnostic of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.core.errors import UserError, check_choice
+from workbench.core.errors import UserError, check_choice, check_int
 from workbench.core.frames import rounds_frame
 from workbench.core.records import RoundRecord
-from workbench.core.tape import first_pending
+from workbench.replay.ratio import check_ratio, ratio_rounds
+from workbench.replay.tracks import Track, first_difference, policy_for, tracks
 from workbench.spec.accept import accept_greedy
-from workbench.spec.options import GenerateOptions
 from workbench.spec.policies import Policy, PolicyRun, RoundView
 
 if TYPE_CHECKING:
@@ -25,60 +25,9 @@ if TYPE_CHECKING:
 
     from workbench.replay.table import DraftTable
 
-ESTIMATORS = ("own", "forced")
-POLICY_OPTIONS = ("p_min", "pmin0", "adaptive", "floor", "cap", "floor_context")
+ESTIMATORS = ("own", "forced", "ratio")
 # Largest margin, by the model's dtype, at which two routes of the fast class may pick different tokens.
 ROUNDING = {"float64": 1e-9, "float32": 1e-2, "bfloat16": 1.0}
-
-
-@dataclass(frozen=True, eq=False)
-class Track:
-    """The columns of one document that a walk reads.
-
-    Args:
-        doc_id: The document.
-        source: Its register.
-        own: "greedy", "sampled" or "".
-        first: Position of the first pending token.
-        length: Tokens of the tape.
-        tokens: int [length].
-        target_id: int [length - 1].
-        target_margin: float [length - 1].
-        draft_ids: int [length - 1, K]; -1 where there is no draft.
-        draft_top1: float [length - 1, K].
-    """
-
-    doc_id: str
-    source: str
-    own: str
-    first: int
-    length: int
-    tokens: np.ndarray
-    target_id: np.ndarray
-    target_margin: np.ndarray
-    draft_ids: np.ndarray
-    draft_top1: np.ndarray
-
-
-def tracks(table: DraftTable) -> Iterator[Track]:
-    """Documents of a table, in order."""
-    columns = ("doc_id", "source", "own", "prompt_len", "length", "token", "next_token", "target_id", "target_margin")
-    frame = table.frame.select(*columns, "draft_ids", "draft_top1")
-    for part in frame.partition_by("doc_id", maintain_order=True):
-        head = part.row(0, named=True)
-        ids = np.where(np.isnan(raw := np.array(part["draft_ids"].to_numpy(), dtype=np.float64)), -1, raw)
-        yield Track(
-            head["doc_id"],
-            head["source"],
-            head["own"],
-            first_pending(head["prompt_len"]),
-            head["length"],
-            np.append(part["token"].to_numpy(), part["next_token"][-1]),
-            part["target_id"].to_numpy(),
-            part["target_margin"].to_numpy(),
-            ids.astype(np.int64),
-            np.array(part["draft_top1"].to_numpy(), dtype=np.float64),
-        )
 
 
 def walk(
@@ -87,6 +36,7 @@ def walk(
     k: int = 3,
     policy: Policy | None = None,
     estimator: str | None = None,
+    seed: int | None = None,
     **given: Any,
 ) -> pl.DataFrame:
     """Rounds that a policy would have run over the recorded texts.
@@ -95,63 +45,80 @@ def walk(
         table: The draft table, with a chain at every start (stride 1).
         k: Draft length; default 3.
         policy: Replaces the policy that k and the options describe.
-        estimator: "own" or "forced"; None takes "own" when every document is the target's own greedy text.
-        **given: Policy options by name, instead of a policy: p_min, pmin0, adaptive, floor, cap, floor_context.
+        estimator: "own", "forced" or "ratio"; None takes "own" when every document is the target's own text, made as
+            the table draws, else "forced".
+        seed: Of the acceptances that "ratio" draws; None is 0. The others draw nothing.
+        **given: Policy options by name, instead of a policy: p_min, pmin0, adaptive, floor, cap, floor_context,
+            p_min_reads.
 
     Returns:
-        A rounds frame with one more column, ``estimator``; its time columns are 0.
+        A rounds frame with one more column, ``estimator``; its time columns are 0. Under "ratio" drafts that were not
+        accepted are unknown, null among ``draft_ids``, and so is ``draft_top1``.
 
     Raises:
-        UserError: An option is not valid, the table is thinned, has too few slots for the policy, or is no own text
-            where "own" was asked for.
+        UserError: An option is not valid, the table is thinned or has too few slots for the policy, or its texts are
+            not what the estimator needs.
     """
     import polars as pl
 
-    _check_given(policy, given)
-    chosen = policy or GenerateOptions(k=k, **given).policy()
-    if chosen.k_max > table.k_max:
-        raise UserError(
-            f"the policy drafts up to {chosen.k_max} tokens and the table has {table.k_max} slots: replay with "
-            f"k_max={chosen.k_max} or more, or use a smaller k"
-        )
-    stride = int(table.manifest.parameters["stride"])
-    if stride != 1:
-        raise UserError(f"the table has a chain at one start in {stride} only; a walk needs replay(..., stride=1)")
-    kinds = set(table.frame["own"].unique())
-    picked = estimator or ("own" if kinds == {"greedy"} else "forced")
+    chosen = policy_for(table, k, policy, given)
+    picked = estimator or ("forced" if own_trouble(table) else "own")
     check_choice("estimator", picked, ESTIMATORS, hint="slot_rates(table) gives unconditional hits per slot")
-    if picked == "own" and kinds != {"greedy"}:
-        raise UserError(
-            "estimator='own' needs texts that this target generated greedily (wb.own_tapes); use 'forced' for others"
-        )
-    model = table.manifest.model
-    width = int(model["hidden_size"])
-    frames = []
-    for track in tracks(table):
+    if seed is not None:
+        check_int("seed", seed, low=0)
+        if picked != "ratio":
+            raise UserError(f"seed={seed} goes with estimator='ratio': a walk by {picked!r} draws nothing")
+    if picked == "own" and (trouble := own_trouble(table)):
+        raise UserError(trouble)
+    if picked == "ratio":
+        check_ratio(table, chosen)
+    width, frames = int(table.manifest.model["hidden_size"]), []
+    for i, track in enumerate(tracks(table)):
+        run = chosen.start(width=width)
+        if picked == "ratio":
+            frames.append(ratio_rounds(track, run, seed or 0, i))
+            continue
         if picked == "own":
-            check_own(track, 0.0 if model["exact"] else ROUNDING[model["dtype"]])
-        records = walk_track(track, chosen.start(width=width), picked)
+            check_own(track, rounding(table), drawn=not table.plain)
+        records = walk_track(track, run, picked)
         frames.append(rounds_frame(records, doc_id=track.doc_id, source=track.source))
     return pl.concat(frames).with_columns(pl.lit(picked).alias("estimator"))
 
 
-def _check_given(policy: Policy | None, given: dict[str, Any]) -> None:
-    valid = ", ".join(POLICY_OPTIONS)
-    if unknown := [name for name in given if name not in POLICY_OPTIONS]:
-        raise UserError(
-            f"option {', '.join(map(repr, unknown))} is not valid in a walk: valid options are k, policy, estimator, "
-            f"{valid}; what shapes the chains themselves, such as carrier, is set when the table is made"
-        )
-    if policy is not None and given:
-        raise UserError(f"policy and {', '.join(map(repr, given))} were both given: a policy holds its own options")
+def own_trouble(table: DraftTable) -> str:
+    """Why the texts of a table are not what the target would generate by itself, as recorded; "" when they are."""
+    if table.plain:
+        if set(table.frame["own"].unique()) == {"greedy"}:
+            return ""
+        return "estimator='own' needs texts that this target generated greedily (wb.own_tapes); use 'forced' for others"
+    found = first_difference(table, "draws_differ")
+    if found is None:
+        return ""
+    return (
+        f"estimator='own' needs texts that this target drew with the table's shaping and seed (wb.own_tapes with the "
+        f"same options), and {found[0]!r} is none: {found[1]}; replay with the shaping and seed of the text, or use "
+        "'forced'"
+    )
 
 
-def check_own(track: Track, rounding: float) -> None:
+def rounding(table: DraftTable) -> float:
+    """Margin up to which another pick may be rounding: 0 in exact mode; in the fast class no bound where filters act,
+    since a token at their edge comes and goes with the last bit."""
+    model = table.manifest.model
+    if model["exact"]:
+        return 0.0
+    shaping = table.manifest.parameters["shaping"]
+    filters = shaping["top_k"] > 0 or shaping["top_p"] < 1 or shaping["min_p"] > 0
+    return float("inf") if filters and shaping["temperature"] > 0 else ROUNDING[model["dtype"]]
+
+
+def check_own(track: Track, rounding: float, *, drawn: bool = False) -> None:
     """Refuse a text that the target, as recorded, would not have generated.
 
     Args:
         track: The columns of one document.
         rounding: Margin up to which another pick may be rounding; 0 in exact mode.
+        drawn: The picks are draws.
 
     Raises:
         UserError: A recorded pick differs from the text by more.
@@ -161,9 +128,10 @@ def check_own(track: Track, rounding: float) -> None:
     bad = np.flatnonzero((picks != text) & (margins >= rounding))
     if len(bad):
         at = int(bad[0])
+        kind, pick = ("sampled", "draw") if drawn else ("greedy", "pick")
         raise UserError(
-            f"the text of {track.doc_id} is not this target's greedy text at position {track.first + at}, where "
-            f"its pick leads by {margins[at]:.2g}: it was generated by another model or in another numerical class; "
+            f"the text of {track.doc_id} is not this target's {kind} text at position {track.first + at}, where "
+            f"its {pick} leads by {margins[at]:.2g}: it was generated by another model or in another numerical class; "
             "use estimator='forced'"
         )
 
@@ -182,6 +150,7 @@ def walk_track(track: Track, run: PolicyRun, estimator: str) -> list[RoundRecord
     records: list[RoundRecord] = []
     tokens, at = track.tokens.tolist(), track.first
     targets = track.target_id.tolist()
+    read = track.draft_top if getattr(run, "statistic", "drawn") == "top" else track.draft_top1
     while at < track.length - 1:
         budget = track.length - 1 - at
         wish = run.next_k(at + 1)
@@ -192,7 +161,7 @@ def walk_track(track: Track, run: PolicyRun, estimator: str) -> list[RoundRecord
         for slot in range(k):
             token, p = int(track.draft_ids[at, slot]), float(track.draft_top1[at, slot])
             assert token >= 0, f"no draft recorded at {track.doc_id} {at} slot {slot}"
-            why = run.drops(slot, p, 1)
+            why = run.drops(slot, float(read[at, slot]), 1)
             if why is not None:
                 cause = why
                 break

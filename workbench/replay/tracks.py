@@ -1,0 +1,126 @@
+"""The documents of a draft table as arrays, and what is asked of a table and a policy before a walk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.core.errors import UserError
+from workbench.core.tape import first_pending
+from workbench.spec.options import GenerateOptions
+from workbench.spec.policies import Policy
+
+if TYPE_CHECKING:
+    from workbench.replay.table import DraftTable
+
+POLICY_OPTIONS = ("p_min", "pmin0", "adaptive", "floor", "cap", "floor_context", "p_min_reads")
+
+
+@dataclass(frozen=True, eq=False)
+class Track:
+    """The columns of one document that a walk reads.
+
+    Args:
+        doc_id: The document.
+        source: Its register.
+        own: "greedy", "sampled" or "".
+        first: Position of the first pending token.
+        length: Tokens of the tape.
+        tokens: int [length].
+        target_id: int [length - 1].
+        target_margin: float [length - 1].
+        draft_ids: int [length - 1, K]; -1 where there is no draft.
+        draft_top1: float [length - 1, K].
+        draft_top: float [length - 1, K], the largest probability of a draft's row; draft_top1 where drafts are picks.
+        target_p: float [length - 1]; None without forced chains.
+        forced_q: float [length - 1, K]; None likewise.
+        forced_top: float [length - 1, K]; None likewise.
+    """
+
+    doc_id: str
+    source: str
+    own: str
+    first: int
+    length: int
+    tokens: np.ndarray
+    target_id: np.ndarray
+    target_margin: np.ndarray
+    draft_ids: np.ndarray
+    draft_top1: np.ndarray
+    draft_top: np.ndarray
+    target_p: np.ndarray | None
+    forced_q: np.ndarray | None
+    forced_top: np.ndarray | None
+
+
+def tracks(table: DraftTable) -> Iterator[Track]:
+    """Documents of a table, in order."""
+    columns = ("doc_id", "source", "own", "prompt_len", "length", "token", "next_token", "target_id", "target_margin")
+    more = [name for name in ("draft_top", "target_p", "forced_q", "forced_top") if name in table.frame.columns]
+    frame = table.frame.select(*columns, "draft_ids", "draft_top1", *more)
+    for part in frame.partition_by("doc_id", maintain_order=True):
+        head = part.row(0, named=True)
+        ids = np.where(np.isnan(raw := np.array(part["draft_ids"].to_numpy(), dtype=np.float64)), -1, raw)
+        floats = {name: np.array(part[name].to_numpy(), dtype=np.float64) for name in ("draft_top1", *more)}
+        yield Track(
+            head["doc_id"],
+            head["source"],
+            head["own"],
+            first_pending(head["prompt_len"]),
+            head["length"],
+            np.append(part["token"].to_numpy(), part["next_token"][-1]),
+            part["target_id"].to_numpy(),
+            part["target_margin"].to_numpy(),
+            ids.astype(np.int64),
+            floats["draft_top1"],
+            floats.get("draft_top", floats["draft_top1"]),
+            floats.get("target_p"),
+            floats.get("forced_q"),
+            floats.get("forced_top"),
+        )
+
+
+def policy_for(table: DraftTable, k: int, policy: Policy | None, given: dict[str, Any]) -> Policy:
+    """The policy asked for, once the table is known to have a chain at every start and slots enough.
+
+    Args:
+        table: The draft table.
+        k: Draft length.
+        policy: Replaces what k and the options describe.
+        given: Options by name.
+
+    Returns:
+        The policy.
+
+    Raises:
+        UserError: An option is not valid, or the table is thinned or has too few slots.
+    """
+    valid = ", ".join(POLICY_OPTIONS)
+    if unknown := [name for name in given if name not in POLICY_OPTIONS]:
+        raise UserError(
+            f"option {', '.join(map(repr, unknown))} is not valid in a walk: valid options are k, policy, estimator, "
+            f"{valid}; what shapes the chains themselves, such as carrier, is set when the table is made"
+        )
+    if policy is not None and given:
+        raise UserError(f"policy and {', '.join(map(repr, given))} were both given: a policy holds its own options")
+    chosen = policy or GenerateOptions(k=k, **given).policy()
+    if chosen.k_max > table.k_max:
+        raise UserError(
+            f"the policy drafts up to {chosen.k_max} tokens and the table has {table.k_max} slots: replay with "
+            f"k_max={chosen.k_max} or more, or use a smaller k"
+        )
+    stride = int(table.manifest.parameters["stride"])
+    if stride != 1:
+        raise UserError(f"the table has a chain at one start in {stride} only; a walk needs replay(..., stride=1)")
+    return chosen
+
+
+def first_difference(table: DraftTable, column: str) -> tuple[str, str] | None:
+    """First document whose text was made otherwise than this table says, and how; None when there is none."""
+    import polars as pl
+
+    rows = table.frame.filter(pl.col(column) != "").select("doc_id", column).head(1)
+    return (rows["doc_id"][0], rows[column][0]) if len(rows) else None
