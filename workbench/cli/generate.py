@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli.common import Outcome, add_common, check_new, load, plain, read_text, whole_directory
-from workbench.cli.options import Kind, add_options, given
+from workbench.cli.options import Kind, add_options, biases, given
 from workbench.cli.page import page
 from workbench.cli.parser import Parser
 from workbench.core.errors import UserError
@@ -53,7 +53,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         "p_min_reads": STATISTICS,
     }
     kinds = {
-        "logit_bias": Kind(_biases, "ID:BIAS,..."),
+        "logit_bias": Kind(biases, "ID:BIAS,..."),
         "stop": Kind(lambda text: (text,), "TEXT"),
         "stop_token_ids": Kind(_ids, "ID,..."),
     }
@@ -164,15 +164,6 @@ def read_grammar(args: argparse.Namespace, model: HybridModel) -> Grammar | None
     if args.choice is not None:
         return grammars.choice(args.choice, model.tokenizer, **about)
     return None
-
-
-def _biases(text: str) -> tuple[tuple[int, float], ...]:
-    try:
-        return tuple((int(i), float(b)) for i, b in (pair.split(":") for pair in text.split(",")))
-    except ValueError:
-        raise UserError(
-            f"--logit-bias {text!r} is not valid: write token ids and biases as 12:-1.5,13:2, with -inf to forbid one"
-        ) from None
 
 
 def _ids(text: str) -> tuple[int, ...]:
