@@ -174,12 +174,16 @@ class TargetRows(Sequence[int]):
     ) -> None:
         self.chooser, self.logits_TV, self.walk = chooser, logits_TV, walk
         self.text, self.first = [*history, *drafts], len(history)
+        self.known: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self.logits_TV)
 
     def __getitem__(self, row: int) -> int:  # type: ignore[override]
-        return self.chooser.pick(self.logits_TV[row], self.text[: self.first + row], self.mask(row))
+        if row not in self.known:
+            text = self.text[: self.first + row]
+            self.known[row] = self.chooser.pick(self.logits_TV[row], text, self.mask(row))
+        return self.known[row]
 
     def mask(self, row: int) -> Tensor | None:
         """Ids allowed in a row."""

@@ -247,9 +247,10 @@ class Session:
                 "own tokens"
             )
         first = len(state.tokens)
-        goal = first + max_new_tokens
-        end = min(goal, state.cache.capacity)
         own = self.sink(max_new_tokens) if sink is None and max_new_tokens else sink
+        left = max_new_tokens if own is None else min(max_new_tokens, own.max_new_tokens - own.generated)
+        goal = first + left
+        end = min(goal, state.cache.capacity)
         ended = state.tokens[-1] in state.stop_ids or (own is not None and own.finish is not None)
         state.sink = own
         try:
