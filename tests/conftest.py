@@ -204,6 +204,12 @@ def toy() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def enumeration() -> ModuleType:
+    """Laws of what rounds emit, of tests/enumeration.py."""
+    return load_helper("enumeration")
+
+
+@pytest.fixture(scope="session")
 def covering() -> Callable[..., list[dict[str, Any]]]:
     """``covering(factors, times=, seed=)``: cells of a covering design."""
     return load_helper("designs").covering

@@ -1,272 +1,42 @@
 """Sampled speculation emits the target's own law: by enumeration of every draw of the real rounds on a toy target.
 
-Target and head are tables over a vocabulary of five. Rounds, the MTP proposer, shaping, acceptance and residual are the
-library's; only the three functions that turn a random number into a choice are replaced, by ones that take every branch
-with its exact probability. Under shared noise the text itself must be plain sampling's, which is checked by seeds.
+Target and head are tables over a vocabulary of five, and texts of three or four tokens are followed to their end: see
+tests/enumeration.py. Controls break one thing each, and the same enumeration finds it. Under shared noise the text
+itself must be plain sampling's, which is checked by seeds.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from workbench.model.config import FULL, LINEAR
-from workbench.sampling import residual as residuals
 from workbench.sampling import shaping as shapings
 from workbench.sampling.law import Law
-from workbench.sampling.options import ORDERS, Shaping
-from workbench.sampling.philox import TARGET, Noise
-from workbench.sampling.pick import picks
+from workbench.sampling.philox import Noise
 from workbench.spec import choose
 from workbench.spec.choose import Chooser, TargetRows
-from workbench.spec.constraint import Constraint
 from workbench.spec.options import GenerateOptions
-from workbench.spec.policies import AdaptiveFloor, FixedK, Policy
 from workbench.spec.proposers import DraftContext, MTPProposer, Proposal
 from workbench.spec.round import DecodeState, run_round
 from workbench.spec.session import Session
 
-Text = tuple[int, ...]
-Cell = Mapping[str, Any]
-V, PROMPT, EXACT = 5, (1, 0), 1e-9
-
-FILTERS: dict[str, dict[str, Any]] = {
-    "none": dict(temperature=1.2),
-    "top_k": dict(temperature=0.8, top_k=3),
-    "top_p and min_p": dict(temperature=1.5, top_p=0.8, min_p=0.1),
-    "top_k and top_p": dict(temperature=1.0, top_k=4, top_p=0.85),
-}
-PENALTIES: dict[str, dict[str, Any]] = {
-    "none": {},
-    "all": dict(repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=-0.3),
-    "window": dict(frequency_penalty=1.5, penalty_last_n=2),
-}
-POLICIES: dict[str, Callable[[int], Policy]] = {
-    "fixed": lambda k: FixedK(k=k),
-    "top": lambda k: FixedK(k=k, p_min=0.55, statistic="top"),
-    "top, slot 0 too": lambda k: FixedK(k=k, p_min=0.5, pmin0=True, statistic="top"),
-    "adaptive": lambda k: AdaptiveFloor(k=k, p_min=0.4, statistic="top"),
-    "drawn": lambda k: FixedK(k=k, p_min=0.4, pmin0=True),
-}
-FACTORS: dict[str, tuple[Any, ...]] = {
-    "k": (1, 2, 3),
-    "order": ORDERS,
-    "filters": tuple(FILTERS),
-    "penalties": tuple(PENALTIES),
-    "policy": ("fixed", "top", "top, slot 0 too", "adaptive"),
-    "vocab": (None, (0, 2, 3)),
-    "bursts": ((4,), (1, 3), (2, 2), (1, 1, 2)),
-    "stops": ((), (2,)),
-    "carry": (True, False),
-    "constraint": ("none", "masked", "unmasked", "refused"),
-}
-CELL: Cell = dict(
-    k=3, order="chain", filters="top_k", penalties="none", policy="fixed", vocab=None, bursts=(4,), stops=(), carry=True,
-    constraint="none",
-)  # fmt: skip
-
-
-class Rule(Constraint):
-    """Forbids the id after the last one, and an id that depends on the length.
-
-    The drafter walks it as ``kind`` says: masked; "unmasked", and never stopped; or unmasked and "refused" where wrong.
-    """
-
-    def __init__(self, text: Text, kind: str) -> None:
-        self.text, self.ahead, self.kind = list(text), list(text), kind
-
-    @staticmethod
-    def after(text: Any) -> torch.Tensor:
-        row = torch.ones(V, dtype=torch.bool)
-        row[[(text[-1] + 1) % V, 3 * len(text) % V]] = False
-        return row
-
-    finished = False
-
-    def mask(self) -> torch.Tensor:
-        return self.after(self.text)
-
-    def allowed(self, token: int) -> bool:
-        return bool(self.mask()[token])
-
-    def consume(self, token: int) -> None:
-        assert self.allowed(token)
-        self.text.append(token)
-
-    def rollback(self, n: int) -> None:
-        del self.text[len(self.text) - n :]
-
-    def draft_begin(self) -> None:
-        self.ahead = list(self.text)
-
-    def draft_mask(self) -> torch.Tensor | None:
-        return self.after(self.ahead) if self.kind == "masked" else None
-
-    def draft_advance(self, token: int) -> bool:
-        fits = self.kind == "unmasked" or bool(self.after(self.ahead)[token])
-        if fits:
-            self.ahead.append(token)
-        return fits
-
-
-class Branching:
-    """Stands in for the noise and for what reads it: every choice is a fork of the path."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.fork: Any = None
-        self.laws: dict[Any, Law] = {}
-        self.found: dict[Any, Any] = {}
-        self.shares: dict[Any, tuple[float, Law, Law]] = {}
-        self.part: dict[int, tuple[float, float]] = {}
-        self.reuse = False  # a control: the test reads the uniform number that the draft was drawn with
-        for name in ("draw", "ratio_test", "inverse_cdf", "law", "picks"):
-            patch.setattr(choose, name, getattr(self, name))
-
-    def uniform(self, position: int, purpose: int, start: int = 0) -> float:
-        self.fork.once(purpose, position, start)
-        return float(position)
-
-    def draw(self, law: Law, noise: Any, position: int, purpose: int = TARGET, start: int = 0) -> int:
-        self.fork.once(purpose, position, 0 if purpose == TARGET else start)
-        at = self.fork.pick(law.probs.tolist())
-        ends = [0.0, *accumulate(law.probs.tolist())]
-        self.part[position] = (ends[at], ends[at + 1])
-        return int(law.ids[at])
-
-    def inverse_cdf(self, law: Law, u: float) -> int:
-        return int(law.ids[self.fork.pick(law.probs.tolist())])
-
-    def share(self, p: Law, q: Law, token: int) -> float:
-        """Uniform numbers below this pass the library's test, and those above do not."""
-        key = id(p), id(q), token
-        if key not in self.shares:
-            share = min(1.0, p.prob(token) / q.prob(token))
-            assert residuals.ratio_test(p, q, token, share * (1 - 1e-12)) == (share > 0)
-            assert share == 1 or not residuals.ratio_test(p, q, token, share * (1 + 1e-12) + 1e-300)
-            self.shares[key] = share, p, q
-        return self.shares[key][0]
-
-    def ratio_test(self, p: Law, q: Law, token: int, u: float) -> bool:
-        share = self.share(p, q, token)
-        if self.reuse:
-            low, high = self.part[int(u)]
-            share = min(max(share - low, 0.0) / (high - low), 1.0)
-        return self.fork.pick([share, 1 - share]) == 0
-
-    def law(self, logits_V: torch.Tensor, shaping: Shaping, *, history: Any, mask: torch.Tensor | None) -> Law:
-        """The library's, once per row and text."""
-        key = logits_V.numpy().tobytes(), shaping, tuple(history), None if mask is None else tuple(mask.tolist())
-        if key not in self.laws:
-            self.laws[key] = shapings.law(logits_V, shaping, history=history, mask=mask)
-        return self.laws[key]
-
-    def picks(self, logits_RV: torch.Tensor) -> Any:
-        key = logits_RV.numpy().tobytes()
-        if key not in self.found:
-            self.found[key] = picks(logits_RV)
-        return self.found[key]
+EXACT = 1e-9
 
 
 @pytest.fixture
-def branching(monkeypatch) -> Branching:
-    return Branching(monkeypatch)
+def branching(enumeration, monkeypatch) -> Any:
+    """Every draw a fork of the path."""
+    return enumeration.Branching(monkeypatch)
 
 
-def shaping_of(cell: Cell) -> Shaping:
-    return Shaping(order=cell["order"], **FILTERS[cell["filters"]], **PENALTIES[cell["penalties"]])
-
-
-def state_of(toy: Any, model: Any, cell: Cell, text: Text, chooser: Chooser, proposer: Any = MTPProposer) -> DecodeState:
-    """A sequence that stands after a prompt and a text."""
-    tokens = [*PROMPT, *text]
-    cache, fed = toy.ToyCache(), torch.tensor([tokens[:-1]])
-    drafter = proposer(model, vocab=cell["vocab"])
-    drafter.prime(fed, model.forward(fed, cache))
-    return DecodeState(
-        model,
-        cache,
-        tokens,
-        drafter,
-        POLICIES[cell["policy"]](cell["k"]).start(width=1),
-        carry=cell["carry"],
-        stop_ids=frozenset(cell["stops"]),
-        chooser=chooser,
-        constraint=None if cell["constraint"] == "none" else Rule(tuple(tokens), cell["constraint"]),
-    )
-
-
-def chain(model: Any, cell: Cell, horizon: int) -> dict[Text, float]:
-    """The law of the target's own texts, token by token."""
-    out: dict[Text, float] = {}
-
-    def grow(text: Text, weight: float) -> None:
-        if len(text) == horizon or (text and text[-1] in cell["stops"]):
-            out[text] = weight
-            return
-        before = (*PROMPT, *text)
-        mask = None if cell["constraint"] == "none" else Rule.after(before)
-        own = shapings.law(model.row(before), shaping_of(cell), history=before, mask=mask)
-        for token, p in zip(own.ids.tolist(), own.probs.tolist()):
-            grow((*text, token), weight * p)
-
-    grow((), 1.0)
-    return out
-
-
-def emitted(
-    toy: Any, branching: Branching, begin: Callable[[Text], DecodeState], bursts: Any, stops: Any = ()
-) -> tuple[dict[Text, float], float]:
-    """The law of the texts that rounds emit, and the share of drafts accepted."""
-    ends, horizon = [*accumulate(bursts)], sum(bursts)
-    todo: dict[int, dict[tuple[Text, Any], float]] = defaultdict(lambda: defaultdict(float))
-    todo[0][(), None] = 1.0
-    out: dict[Text, float] = defaultdict(float)
-    drafted = accepted = 0.0
-    for n in range(horizon + 1):
-        for (text, seen), weight in todo[n].items():
-            if n == horizon or (text and text[-1] in stops):
-                out[text] += weight
-                continue
-
-            def once(fork: Any, text: Text = text, seen: Any = seen, n: int = n) -> tuple[Any, ...]:
-                branching.fork = fork
-                state = begin(text)
-                if isinstance(getattr(state.policy, "accepted", 0), int | None):
-                    state.policy.accepted = seen
-                record = run_round(state, next(end for end in ends if end > n) - n)
-                after = tuple(state.tokens[len(PROMPT) :])
-                return after, getattr(state.policy, "accepted", None), record.drafted, record.accepted
-
-            for share, (after, now, k, hits) in toy.paths(once):
-                todo[len(after)][after, now] += weight * share
-                drafted += weight * share * k
-                accepted += weight * share * hits
-    return out, accepted / drafted
-
-
-def enumerate_cell(toy: Any, branching: Branching, cell: Cell, seed: int = 0, proposer: Any = MTPProposer) -> Any:
-    """Largest difference from the target's law, total variation, and acceptance."""
-    model = toy.Toy(V, seed=seed)
-    chooser = Chooser(shaping_of(cell), branching, "ratio")  # type: ignore[arg-type]
-    bursts = cell["bursts"] if cell["k"] == 3 else cell["bursts"][:-1] + (cell["bursts"][-1] - 1,)
-    with torch.inference_mode():
-        got, rate = emitted(
-            toy, branching, lambda text: state_of(toy, model, cell, text, chooser, proposer), bursts, cell["stops"]
-        )
-    own = chain(model, cell, sum(bursts))
-    gaps = [abs(got.get(text, 0.0) - own.get(text, 0.0)) for text in {*got, *own}]
-    return max(gaps), sum(gaps) / 2, rate
-
-
-def test_the_emitted_law_is_the_targets(toy, covering, branching, record_property):
-    cells, rates = covering(FACTORS, seed=1), []
+def test_the_emitted_law_is_the_targets(toy, enumeration, covering, branching, record_property):
+    cells, rates = covering(enumeration.FACTORS, seed=1), []
     for i, cell in enumerate(cells):
-        gap, _, rate = enumerate_cell(toy, branching, cell, seed=i)
+        gap, _, rate = enumeration.enumerate_cell(toy, branching, cell, seed=i)
         assert gap < EXACT, (cell, gap)
         rates.append(rate)
     record_property("cells", len(cells))
@@ -274,16 +44,16 @@ def test_the_emitted_law_is_the_targets(toy, covering, branching, record_propert
     assert sum(0.05 < rate < 0.95 for rate in rates) > 0.9 * len(cells)
 
 
-def test_the_law_holds_on_a_random_model_with_its_own_head(toy, branching, tiny):
+def test_the_law_holds_on_a_random_model_with_its_own_head(toy, enumeration, branching, tiny):
     """The real model, caches and head, a vocabulary of five."""
-    model = tiny(vocab_size=V, tied=False, layer_types=(LINEAR, FULL), seed=4)
+    model = tiny(vocab_size=enumeration.V, tied=False, layer_types=(LINEAR, FULL), seed=4)
     options = GenerateOptions(k=2, temperature=1.1, top_k=3, accept="ratio", ignore_eos=True)
-    sessions: dict[Text, Any] = {}
+    sessions: dict[tuple[int, ...], Any] = {}
 
-    def begin(text: Text) -> DecodeState:
+    def begin(text: tuple[int, ...]) -> DecodeState:
         if text not in sessions:
             sessions[text] = session = Session(model, options=options)
-            session.feed([*PROMPT, *text][:-1], force=[*PROMPT, *text][-1])
+            session.feed([*enumeration.PROMPT, *text][:-1], force=[*enumeration.PROMPT, *text][-1])
             sessions[text] = session.state, session.state.proposer.mark()
         state, mark = sessions[text]
         state.proposer.rewind(mark)
@@ -291,15 +61,150 @@ def test_the_law_holds_on_a_random_model_with_its_own_head(toy, branching, tiny)
         return DecodeState(model, state.cache.fork(), list(state.tokens), state.proposer, state.policy, chooser=chooser)
 
     with torch.inference_mode():
-        got, rate = emitted(toy, branching, begin, (3,))
+        got, rate = enumeration.emitted(toy, branching, begin, (3,))
         own = {(): 1.0}
         for _ in range(3):
             texts = list(own)
             grown = {}
             for text in texts:
-                rows = model.forward(torch.tensor([[*PROMPT, *text]]), model.new_cache(), logits="last")
+                rows = model.forward(torch.tensor([[*enumeration.PROMPT, *text]]), model.new_cache(), logits="last")
                 law = shapings.law(rows.logits_BTV[0, 0], options.shaping())
                 grown.update({(*text, t): own[text] * p for t, p in zip(law.ids.tolist(), law.probs.tolist())})
             own = grown
     assert got.keys() == own.keys() and max(abs(got[text] - own[text]) for text in own) < EXACT
     assert 0.05 < rate < 0.95
+
+
+# --- controls: what bends the law is found by the enumeration above ---------------------------------------------------
+
+
+def the_target_itself_for_the_residual(patch: pytest.MonkeyPatch, branching: Any) -> None:
+    patch.setattr(choose, "residual", lambda p, q: p)
+
+
+def inverted_test(patch: pytest.MonkeyPatch, branching: Any) -> None:
+    patch.setattr(choose, "ratio_test", lambda *args: not branching.ratio_test(*args))
+
+
+def one_uniform_for_draft_and_test(patch: pytest.MonkeyPatch, branching: Any) -> None:
+    branching.reuse = True
+
+
+def bonus_by_the_row_before(patch: pytest.MonkeyPatch, branching: Any) -> None:
+    right = TargetRows.__getitem__
+    patch.setattr(TargetRows, "__getitem__", lambda self, row: right(self, max(row - 1, 0)))
+
+
+def tests_by_the_row_before(patch: pytest.MonkeyPatch, branching: Any) -> None:
+    right = TargetRows.law
+    patch.setattr(TargetRows, "law", lambda self, row: right(self, max(row - 1, 0)))
+
+
+def penalties_without_the_drafts(patch: pytest.MonkeyPatch, branching: Any) -> None:
+    def wrong(self: TargetRows, row: int) -> Law:
+        return self.chooser.law(self.logits_TV[row], self.text[: self.first], self.mask(row))
+
+    patch.setattr(TargetRows, "law", wrong)
+
+
+def filters_of_the_target_alone(patch: pytest.MonkeyPatch, branching: Any) -> None:
+    """The drafter draws from its whole row, and is tested as if it had been filtered."""
+    right = Chooser.draft
+
+    def wrong(self: Chooser, logits_V: torch.Tensor, history: Any, mask_V: Any, start: int) -> Any:
+        whole = Chooser(type(self.shaping)(temperature=self.shaping.temperature), self.noise, self.accept)
+        drawn = right(whole, logits_V, history, mask_V, start)
+        return type(drawn)(drawn.token, drawn.p, drawn.top, self.law(logits_V, history, mask_V))
+
+    patch.setattr(Chooser, "draft", wrong)
+    patch.setattr(branching, "share", lambda p, q, token: min(1.0, p.prob(token) / q.prob(token)) if q.prob(token) else 1.0)
+
+
+class Unsure(MTPProposer):
+    """Drops the whole chain when any token of it was drawn with little confidence."""
+
+    def propose(self, ctx: DraftContext) -> Proposal:
+        made = super().propose(ctx)
+        return made if min(made.top1, default=1.0) >= 0.3 else made.first(0, "policy")
+
+
+class Tidy(MTPProposer):
+    """Leaves out what it drew that the rule forbids, and all after it."""
+
+    rule: Callable[..., torch.Tensor]
+
+    def propose(self, ctx: DraftContext) -> Proposal:
+        made, text = super().propose(ctx), [0] * ctx.position + [ctx.pending]
+        for n, token in enumerate(made.tokens):
+            if not self.rule(text)[token]:
+                return made.first(n, "constraint")
+            text.append(token)
+        return made
+
+
+def nothing(patch: pytest.MonkeyPatch, branching: Any) -> None:
+    """The rest of the control is in the cell or the proposer."""
+
+
+BREAKS: dict[str, tuple[Any, dict[str, Any], type[MTPProposer]]] = {
+    "p for the residual": (the_target_itself_for_the_residual, {}, MTPProposer),
+    "inverted accept": (inverted_test, {}, MTPProposer),
+    "reused uniform": (one_uniform_for_draft_and_test, {}, MTPProposer),
+    "bonus by the row before": (bonus_by_the_row_before, {}, MTPProposer),
+    "tests by the row before": (tests_by_the_row_before, {}, MTPProposer),
+    "penalties without the drafts": (penalties_without_the_drafts, dict(penalties="all"), MTPProposer),
+    "filters of the target alone": (filters_of_the_target_alone, {}, MTPProposer),
+    "p_min on the drawn token": (nothing, dict(policy="drawn"), MTPProposer),
+    "drop-all by chain confidence": (nothing, {}, Unsure),
+    "forbidden drafts left out": (nothing, dict(constraint="unmasked"), Tidy),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_the_enumeration_finds(toy, enumeration, branching, monkeypatch, record_property, name):
+    wrong, levels, proposer = BREAKS[name]
+    Tidy.rule = staticmethod(enumeration.Rule.after)
+    cell = {**enumeration.CELL, "filters": "top_k and top_p", "k": 2, **levels}
+    right = {**cell, "policy": "fixed"}
+    assert enumeration.enumerate_cell(toy, branching, right, seed=7)[0] < EXACT
+    wrong(monkeypatch, branching)
+    gap, distance, _ = enumeration.enumerate_cell(toy, branching, cell, seed=7, proposer=proposer)
+    record_property("total_variation", round(distance, 4))
+    assert gap > 1e6 * EXACT and distance > 3e-3
+
+
+def test_a_threshold_on_the_drawn_token_by_hand():
+    """p = q = (.5, .3, .2) and p_min = .25: slot 0 is dropped where id 2 was drawn, and drawn again from p."""
+    p, kept = [0.5, 0.3, 0.2], [0.5, 0.3, 0.0]
+    assert [k + 0.2 * x for k, x in zip(kept, p)] == pytest.approx([0.6, 0.36, 0.04])
+
+
+# --- shared noise: the text is plain sampling's, whatever is dropped and why ------------------------------------------
+
+
+@torch.inference_mode()
+def text_of(toy, enumeration, cell, seed: int, *, n: int, proposer: Any = MTPProposer, k: int | None = None):
+    """A text by rounds under shared noise, and its records."""
+    model = toy.Toy(enumeration.V, seed=seed)
+    chooser = Chooser(enumeration.shaping_of(cell), Noise(seed), "coupled")
+    state = enumeration.state_of(toy, model, {**cell, "k": cell["k"] if k is None else k}, (), chooser, proposer)
+    if k == 0:
+        state.policy = None
+    while len(state.tokens) < n + 2 and state.tokens[-1] not in state.stop_ids:
+        run_round(state, n + 2 - len(state.tokens))
+    return state.tokens, state.records
+
+
+@pytest.mark.parametrize("name", ["p_min on the drawn token", "drop-all by chain confidence", "forbidden drafts left out"])
+def test_under_shared_noise_what_is_dropped_does_not_matter(toy, enumeration, covering, name):
+    """The same three that bend the law of the ratio rule."""
+    _, levels, proposer = BREAKS[name]
+    Tidy.rule = staticmethod(enumeration.Rule.after)
+    cells, dropped = covering({**enumeration.FACTORS, "policy": ("fixed",)}, seed=2), 0
+    for i, drawn in enumerate(cells * 2):
+        cell = {**drawn, **levels}
+        plain, _ = text_of(toy, enumeration, cell, i, n=40, k=0)
+        text, records = text_of(toy, enumeration, cell, i, n=40, proposer=proposer)
+        assert text == plain, cell
+        dropped += sum(record.drafted < record.k and record.round_stop == "" for record in records)
+    assert dropped > 10 * len(cells)
