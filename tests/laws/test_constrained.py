@@ -231,7 +231,7 @@ def raising(owner: Any, name: str, *, call: int = 0) -> Iterator[None]:
 POINTS: dict[str, Callable[[Any], Any]] = {
     "in the chain": lambda s: raising(s.policy, "drops", call=1),
     "after the chain": lambda s: raising(s.model, "forward"),
-    "masks walked": lambda s: raising(s.constraint, "mask", call=2),
+    "masks walked": lambda s: raising(s.constraint, "mask"),
     "rows drawn": lambda s: raising(s.constraint, "consume", call=1),
     "checked": lambda s: raising(rounds, "check_finite"),
     "judged": lambda s: raising(rounds, "cut"),

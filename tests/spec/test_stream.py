@@ -98,9 +98,20 @@ def test_a_stop_string_at_every_offset_of_a_block(demo, texts, shape, k):
             assert last.round_stop == ("stop_string" if inside else "") and (last.bonus is None) == inside
             fast.burst(7)
             plain.burst(7)
-            assert fast.tokens[: len(plain.tokens)] == plain.tokens == [*demo.tokenizer.encode(PROMPT), *own[: at + 8]]
+            assert fast.tokens == plain.tokens == [*demo.tokenizer.encode(PROMPT), *own][: len(plain.tokens)]
             tried += 1
     assert tried > k
+
+
+def test_a_stop_read_only_at_the_end_of_a_round_is_found(demo, texts, monkeypatch):
+    """Control: the comparison above can fail."""
+    own, k = texts["greedy"], 4
+    stops = [stop for at in range(1, k + 1) for stop in stops_at(demo, own, at)[:1]]
+    expected = [decode(begin(demo, own, 0, stop=stop), NEW) for stop in stops]
+    monkeypatch.setattr(rounds, "cut", lambda verdict, kept, reason: verdict)
+    sessions = [begin(demo, own, k, stop=stop) for stop in stops]
+    assert len(stops) >= 3 and [decode(session, NEW) for session in sessions] == expected
+    assert all(len(s.tokens) - len(demo.tokenizer.encode(PROMPT)) > len(e[1]) for s, e in zip(sessions, expected))
 
 
 @pytest.mark.parametrize("k", [1, 3, 6])
@@ -150,8 +161,8 @@ def test_cancel_between_chunks_of_the_prompt_leaves_an_untouched_session(demo, t
 
 @pytest.mark.parametrize("k", [0, 4])
 def test_stop_goes_before_length_and_length_before_cancel(demo, texts, k):
-    own, at = texts["greedy"], 6
-    assert own[at] not in own[:at]
+    own = texts["greedy"]
+    at = next(i for i in range(5, NEW) if own[i] not in own[:i] and stops_at(demo, own, i))
 
     def run(n: int, stop_ids: tuple[int, ...], stop: tuple[str, ...], cancelled: bool) -> str:
         asked = count()
@@ -235,10 +246,10 @@ def raising(owner: Any, name: str, *, call: int = 0, after: bool = False) -> Ite
 
 POINTS: dict[str, Callable[[Any], Any]] = {
     "draw of the drafter": lambda s: raising(type(s.chooser), "draft", call=1),
-    "law of a row": lambda s: raising(type(s.chooser), "law", call=4),
+    "law of a row": lambda s: raising(type(s.chooser), "law", call=3),
     "draw of the target": lambda s: raising(type(s.chooser), "pick"),
     "judge, after": lambda s: raising(rounds, "judge", after=True),
-    "sink, second token": lambda s: raising(s.sink, "commit", call=1),
+    "sink, first token": lambda s: raising(s.sink, "commit", after=True),
     "sink, after": lambda s: raising(s.sink, "scan", after=True),
     "log-probabilities": lambda s: raising(rounds, "_logprobs"),
     "observe": lambda s: raising(s.proposer, "observe", after=True),
@@ -249,10 +260,8 @@ POINTS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", POINTS)
 @torch.inference_mode()
 def test_a_sampled_round_that_fails_leaves_everything_as_it_was(demo, parts, name):
-    """A small model's rows; the demo tokenizer turns its ids into text."""
-    ids, options = demo.tokenizer.encode(PROMPT), GenerateOptions(
-        k=3, temperature=0.7, logprobs=True, ignore_eos=True, stop="zzzz"
-    )  # fmt: skip
+    ids = demo.tokenizer.encode(PROMPT)
+    options = GenerateOptions(k=3, temperature=0.7, logprobs=True, ignore_eos=True, stop="zzzz")
 
     def start() -> Session:
         session = Session(demo, options=options, policy=FixedK(k=3))

@@ -230,7 +230,6 @@ def propose(state: DecodeState, k: int, base: int, walk: Walk | None = None) -> 
     guide = state.constraint
     if guide is not None:
         guide.draft_begin()
-
     ended = False
 
     def choose(logits_V: Tensor, drafted: Sequence[int]) -> Choice | None:
@@ -238,6 +237,8 @@ def propose(state: DecodeState, k: int, base: int, walk: Walk | None = None) -> 
         if ended:
             return None
         mask = None if guide is None or chooser.plain else drafter_mask(guide, logits_V)
+        if not chooser.can_draft(logits_V, mask):
+            return None
         choice = chooser.draft(logits_V, [*state.tokens, *drafted], mask, position)
         if guide is None or guide.draft_advance(choice.token):
             return choice
@@ -247,10 +248,10 @@ def propose(state: DecodeState, k: int, base: int, walk: Walk | None = None) -> 
     context = DraftContext(k, state.tokens[-1], position, drops, choose)
     proposal = proposer.propose(context)
     n = len(proposal.tokens)
-    if n > k or len(proposal.top1) != n:
+    if n > k or len(proposal.top1) != n or len(proposal.q or proposal.tokens) != n:
         raise UserError(
             f"proposer {proposer.name!r} gave {n} tokens with {len(proposal.top1)} probabilities where {k} were asked "
-            "for: a proposal holds at most ctx.k tokens and one probability for each"
+            "for: a proposal holds at most ctx.k tokens, and one probability and one law, if any, for each"
         )
     if walk is not None:
         legal = walk.legal(proposal.tokens)

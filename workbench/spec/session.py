@@ -92,6 +92,8 @@ class Session:
         strategy = opts.strategy or ("columns" if model.device.type == "cpu" else "tape")
         more = token_ids("stop_token_ids", opts.stop_token_ids, model.config.vocab_size)
         stops = frozenset(more) | (frozenset() if opts.ignore_eos else frozenset(model.config.eos_token_id))
+        if grammar is not None:
+            stops |= frozenset(grammar.eos_ids)
         if opts.stop and model.tokenizer is None:
             raise UserError("stop strings need a tokenizer, and this checkpoint has none: give stop_token_ids instead")
         self.state = DecodeState(
