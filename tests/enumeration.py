@@ -62,8 +62,8 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "constraint": ("none", "masked", "unmasked", "refused"),
 }
 CELL: Cell = dict(
-    k=3, order="chain", filters="top_k", penalties="none", policy="fixed", vocab=None, bursts=(4,), stops=(), carry=True,
-    constraint="none",
+    k=3, order="chain", filters="top_k", penalties="none", policy="fixed", vocab=None, bursts=(4,), stops=(),
+    carry=True, constraint="none",
 )  # fmt: skip
 
 
@@ -172,7 +172,9 @@ def shaping_of(cell: Cell) -> Shaping:
     return Shaping(order=cell["order"], **FILTERS[cell["filters"]], **PENALTIES[cell["penalties"]])
 
 
-def state_of(toy: Any, model: Any, cell: Cell, text: Text, chooser: Chooser, proposer: Any = MTPProposer) -> DecodeState:
+def state_of(
+    toy: Any, model: Any, cell: Cell, text: Text, chooser: Chooser, proposer: Any = MTPProposer
+) -> DecodeState:
     """A sequence that stands after a prompt and a text."""
     tokens = [*PROMPT, *text]
     cache, fed = toy.ToyCache(), torch.tensor([tokens[:-1]])
@@ -243,7 +245,7 @@ def enumerate_cell(toy: Any, branching: Branching, cell: Cell, seed: int = 0, pr
     """Largest difference from the target's law, total variation, and acceptance."""
     model = toy.Toy(V, seed=seed)
     chooser = Chooser(shaping_of(cell), branching, "ratio")  # type: ignore[arg-type]
-    bursts = cell["bursts"] if cell["k"] == 3 else cell["bursts"][:-1] + (cell["bursts"][-1] - 1,)
+    bursts = cell["bursts"]
     with torch.inference_mode():
         got, rate = emitted(
             toy, branching, lambda text: state_of(toy, model, cell, text, chooser, proposer), bursts, cell["stops"]
@@ -251,5 +253,3 @@ def enumerate_cell(toy: Any, branching: Branching, cell: Cell, seed: int = 0, pr
     own = chain(model, cell, sum(bursts))
     gaps = [abs(got.get(text, 0.0) - own.get(text, 0.0)) for text in {*got, *own}]
     return max(gaps), sum(gaps) / 2, rate
-
-

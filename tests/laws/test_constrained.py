@@ -1,4 +1,4 @@
-"""Constrained speculation is constrained plain decode, token for token, and always valid; the matcher follows the cache.
+"""Constrained speculation is constrained plain decode, token for token, always valid; the matcher follows the cache.
 
 Plain decode here is a loop of its own: one token per forward, the mask of a fresh matcher, the library's law and draw.
 """

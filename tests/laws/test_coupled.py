@@ -126,9 +126,7 @@ def speculate(
     model: HybridModel, ids: Sequence[int], own: Sequence[int], cell: Cell, seed: int, **more: Any
 ) -> tuple[Session, list[float]]:
     """A session that decodes the cell's text burst by burst, and its log-probabilities."""
-    session = Session(
-        model, options=options_of(cell, seed, **more), proposer=proposer_for(cell, model, ids, own, seed)
-    )
+    session = Session(model, options=options_of(cell, seed, **more), proposer=proposer_for(cell, model, ids, own, seed))
     session.feed(ids)
     left, sizes = len(own) - 1, cycle(SIZES[cell["cut"]])
     while left > 0:
@@ -156,7 +154,9 @@ def run_design(model: HybridModel, cells: Sequence[Cell], prompts: Sequence[Sequ
         assert got == own, f"run {i}, {cell}: the text differs from token {at} on"
         assert said == told[i], f"run {i}, {cell}: log-probabilities differ"
         if i % 8 == 0:
-            whole = generate(model, ids, options=options_of(cell, i, k=0, p_min=0.0, adaptive=False, floor=None), max_new_tokens=n)
+            whole = generate(
+                model, ids, options=options_of(cell, i, k=0, p_min=0.0, adaptive=False, floor=None), max_new_tokens=n
+            )
             assert list(whole.tokens) == own and list(whole.logprobs) == told[i]
             with torch.inference_mode():
                 fresh = model.new_cache()
@@ -307,3 +307,15 @@ def test_seed_and_sequence_and_place_make_the_text(small):
     }
     assert len(set(runs.values())) == 4
     assert generate(small, [4, 5], k=5, seed=1, sequence=1, **given).tokens == runs[1, 1]
+
+
+@pytest.mark.parametrize("accept", ["coupled", "ratio"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_head_whose_ids_are_all_forbidden_drafts_nothing(small, accept, temperature):
+    given = dict(
+        max_new_tokens=30, ignore_eos=True, temperature=temperature, logit_bias={5: float("-inf"), 9: float("-inf")}
+    )
+    plain_text = generate(small, [4, 6], k=0, **given).tokens
+    done = generate(small, [4, 6], k=3, accept=accept, proposer=MTPProposer(small, vocab=(5, 9)), **given)
+    assert done.tokens == plain_text and not any(r.drafted for r in done.records)
+    assert {r.chain_stop for r in done.records if r.k} == {"constraint"}

@@ -110,7 +110,9 @@ class Place:
         patch.setattr(choose, "law", known)
         patch.setattr(choose, "picks", seen)
 
-    def draws(self, shaping: Shaping, accept: str, policy: Policy, *, depth: int, n: int = N) -> tuple[Counter[Text], float]:
+    def draws(
+        self, shaping: Shaping, accept: str, policy: Policy, *, depth: int, n: int = N
+    ) -> tuple[Counter[Text], float]:
         """The first ``depth`` tokens that a round emits, and the next from the target where it emits fewer."""
         out: Counter[Text] = Counter()
         drafted = accepted = 0

@@ -34,7 +34,7 @@ def branching(enumeration, monkeypatch) -> Any:
 
 
 def test_the_emitted_law_is_the_targets(toy, enumeration, covering, branching, record_property):
-    cells, rates = covering(enumeration.FACTORS, seed=1), []
+    cells, rates = covering(enumeration.FACTORS, times=3, seed=1), []
     for i, cell in enumerate(cells):
         gap, _, rate = enumeration.enumerate_cell(toy, branching, cell, seed=i)
         assert gap < EXACT, (cell, gap)
@@ -95,7 +95,7 @@ def bonus_by_the_row_before(patch: pytest.MonkeyPatch, branching: Any) -> None:
     patch.setattr(TargetRows, "__getitem__", lambda self, row: right(self, max(row - 1, 0)))
 
 
-def tests_by_the_row_before(patch: pytest.MonkeyPatch, branching: Any) -> None:
+def law_of_the_row_before(patch: pytest.MonkeyPatch, branching: Any) -> None:
     right = TargetRows.law
     patch.setattr(TargetRows, "law", lambda self, row: right(self, max(row - 1, 0)))
 
@@ -117,7 +117,9 @@ def filters_of_the_target_alone(patch: pytest.MonkeyPatch, branching: Any) -> No
         return type(drawn)(drawn.token, drawn.p, drawn.top, self.law(logits_V, history, mask_V))
 
     patch.setattr(Chooser, "draft", wrong)
-    patch.setattr(branching, "share", lambda p, q, token: min(1.0, p.prob(token) / q.prob(token)) if q.prob(token) else 1.0)
+    patch.setattr(
+        branching, "share", lambda p, q, token: min(1.0, p.prob(token) / q.prob(token)) if q.prob(token) else 1.0
+    )
 
 
 class Unsure(MTPProposer):
@@ -151,7 +153,7 @@ BREAKS: dict[str, tuple[Any, dict[str, Any], type[MTPProposer]]] = {
     "inverted accept": (inverted_test, {}, MTPProposer),
     "reused uniform": (one_uniform_for_draft_and_test, {}, MTPProposer),
     "bonus by the row before": (bonus_by_the_row_before, {}, MTPProposer),
-    "tests by the row before": (tests_by_the_row_before, {}, MTPProposer),
+    "law of the row before": (law_of_the_row_before, {}, MTPProposer),
     "penalties without the drafts": (penalties_without_the_drafts, dict(penalties="all"), MTPProposer),
     "filters of the target alone": (filters_of_the_target_alone, {}, MTPProposer),
     "p_min on the drawn token": (nothing, dict(policy="drawn"), MTPProposer),
@@ -195,16 +197,18 @@ def text_of(toy, enumeration, cell, seed: int, *, n: int, proposer: Any = MTPPro
     return state.tokens, state.records
 
 
-@pytest.mark.parametrize("name", ["p_min on the drawn token", "drop-all by chain confidence", "forbidden drafts left out"])
+@pytest.mark.parametrize(
+    "name", ["p_min on the drawn token", "drop-all by chain confidence", "forbidden drafts left out"]
+)
 def test_under_shared_noise_what_is_dropped_does_not_matter(toy, enumeration, covering, name):
     """The same three that bend the law of the ratio rule."""
     _, levels, proposer = BREAKS[name]
     Tidy.rule = staticmethod(enumeration.Rule.after)
     cells, dropped = covering({**enumeration.FACTORS, "policy": ("fixed",)}, seed=2), 0
-    for i, drawn in enumerate(cells * 2):
+    for i, drawn in enumerate(cells):
         cell = {**drawn, **levels}
         plain, _ = text_of(toy, enumeration, cell, i, n=40, k=0)
         text, records = text_of(toy, enumeration, cell, i, n=40, proposer=proposer)
         assert text == plain, cell
         dropped += sum(record.drafted < record.k and record.round_stop == "" for record in records)
-    assert dropped > 10 * len(cells)
+    assert dropped > 5 * len(cells)

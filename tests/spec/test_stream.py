@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import workbench as wb
 from workbench.cache.hybrid import HybridCache
 from workbench.core.metrics import Telemetry
 from workbench.model.hybrid import HybridModel
