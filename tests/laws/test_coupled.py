@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -70,7 +71,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "cut": ("none", "bursts", "ones"),
     "sequence": (0, 5),
 }
-SIZES = {"none": (NEW,), "bursts": (1, 2, 3, 5, 8, 13, 21), "ones": (1, 1, 7)}
+SIZES = {"none": (NEW,), "bursts": (1, 2, 3, 5, 8, 13, 21), "ones": (1, 7, 1, 15)}
 
 
 def options_of(cell: Cell, seed: int, **more: Any) -> GenerateOptions:
@@ -154,9 +155,8 @@ def run_design(model: HybridModel, cells: Sequence[Cell], prompts: Sequence[Sequ
         assert got == own, f"run {i}, {cell}: the text differs from token {at} on"
         assert said == told[i], f"run {i}, {cell}: log-probabilities differ"
         if i % 8 == 0:
-            whole = generate(
-                model, ids, options=options_of(cell, i, k=0, p_min=0.0, adaptive=False, floor=None), max_new_tokens=n
-            )
+            alone = replace(options[i], k=0, adaptive=False, floor=None, max_new_tokens=n)
+            whole = generate(model, ids, options=alone)
             assert list(whole.tokens) == own and list(whole.logprobs) == told[i]
             with torch.inference_mode():
                 fresh = model.new_cache()
