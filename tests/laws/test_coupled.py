@@ -62,7 +62,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "k": tuple(range(1, 9)),
     "proposer": ("mtp", "trimmed", *PATTERNS, "given"),
     "policy": tuple(POLICIES),
-    "temperature": (0.5, 1.0, 1.6),
+    "temperature": (0.7, 1.5, 3.0),
     "filters": tuple(FILTERS),
     "order": ORDERS,
     "penalties": tuple(PENALTIES),
@@ -114,9 +114,13 @@ def proposer_for(cell: Cell, model: HybridModel, ids: Sequence[int], own: Sequen
     if kind == "mtp":
         return None
     if kind == "trimmed":
-        return MTPProposer(model, vocab=rng.sample(range(vocab), vocab // 2))
+        return MTPProposer(model, vocab=rng.sample(range(vocab), 3 * vocab // 4))
     if kind == "given":
-        chains = [[rng.choice((own[i % len(own)], 9)) for i in range(j, j + rng.randrange(10))] for j in range(NEW)]
+        chains, at = [], 1
+        while at < len(own):  # right for a while, then wrong; in step with the text as long as nothing else cuts it
+            right = rng.randrange(cell["k"] + 1)
+            chains.append([*own[at : at + right], 9, 9, 9])
+            at += right + 1
         return GivenProposer(chains, [[rng.random() for _ in chain] for chain in chains])
     made = ScriptedProposer.pattern(kind, [*ids, *own], vocab_size=vocab, seed=seed)
     made.confidence = lambda at, slot: 0.01 if (at * 7 + seed) % 6 == 0 else 0.9
@@ -196,9 +200,9 @@ DEMO_PROMPTS = ("def main(", "It was a bright cold day", "SELECT name FROM", "Th
 
 def test_the_demo_checkpoint_too(demo, covering, record_property):
     head = {"proposer": ("mtp", "trimmed", "random"), "temperature": (0.7, 1.0)}
-    cells = covering({**FACTORS, **head}, seed=5)[:5]
+    cells = covering({**FACTORS, **head}, seed=5)[:3]
     prompts = [demo.tokenizer.encode(text) for text in DEMO_PROMPTS]
-    figures = run_design(demo, cells, prompts, 100)
+    figures = run_design(demo, cells, prompts[:3], 64)
     record_property("figures", figures)
     print(figures)
 
@@ -233,23 +237,23 @@ def penalised_greedy(model: HybridModel, ids: Sequence[int], options: GenerateOp
 @pytest.mark.parametrize("accept", ["coupled", "ratio"])
 @pytest.mark.parametrize("penalties", PENALTIES)
 def test_temperature_zero_is_penalised_plain_greedy(small, penalties, accept):
-    ids, given = prompt_of(1, 101), dict(PENALTIES[penalties], max_new_tokens=48, ignore_eos=True)
-    own = penalised_greedy(small, ids, GenerateOptions(**given), 48)
+    ids, given = prompt_of(1, 101), dict(PENALTIES[penalties], max_new_tokens=24, ignore_eos=True)
+    own = penalised_greedy(small, ids, GenerateOptions(**given), 24)
     for k, more in ((0, {}), (3, {}), (5, dict(adaptive=True, carry=False)), (4, dict(top_k=2, top_p=0.1))):
         assert list(generate(small, ids, k=k, accept=accept, **given, **more).tokens) == own
 
 
 def test_temperature_towards_zero_approaches_greedy(small):
     ids = prompt_of(2, 101)
-    given = dict(max_new_tokens=64, ignore_eos=True)
+    given = dict(max_new_tokens=40, ignore_eos=True)
     own = list(generate(small, ids, k=0, **given).tokens)
     agreed = []
-    for temperature in (1.0, 0.1, 0.01, 1e-4, 1e-30):
+    for temperature in (1.0, 1e-4, 1e-30):
         for accept in ("coupled", "ratio"):
             text = generate(small, ids, k=3, temperature=temperature, accept=accept, seed=4, **given).tokens
             same = [a == b for a, b in zip(text, own)]
             agreed.append((same + [False]).index(False))
-    assert agreed[-4:] == [64] * 4 and agreed[0] < 10 and agreed[1] < 10
+    assert agreed[-4:] == [40] * 4 and agreed[0] < 10 and agreed[1] < 10
 
 
 # --- controls ---------------------------------------------------------------------------------------------------------
@@ -267,7 +271,7 @@ def rate(session: Session) -> float:
 
 def test_a_drafter_at_a_neighbouring_position_costs_acceptance_and_nothing_else(small, monkeypatch):
     ids = prompt_of(3, 101)
-    (own,), _ = plain(small, [ids], [options_of(CELL, 3)], NEW)
+    (own,), _ = plain(small, [ids], [options_of(CELL, 3)], 100)
     right, _ = speculate(small, ids, own, CELL, 3)
     chosen = Chooser.draft
 
@@ -282,7 +286,7 @@ def test_a_drafter_at_a_neighbouring_position_costs_acceptance_and_nothing_else(
 
 def test_a_target_draw_keyed_by_the_start_of_its_round_breaks_identity(small, monkeypatch):
     ids = prompt_of(3, 101)
-    (own,), _ = plain(small, [ids], [options_of(CELL, 3)], NEW)
+    (own,), _ = plain(small, [ids], [options_of(CELL, 3)], 100)
     begin, at, right = rounds.run_round, [0], choose.draw
 
     def noted(state: Any, *args: Any) -> Any:
