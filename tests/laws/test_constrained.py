@@ -132,14 +132,17 @@ def plain(model: HybridModel, grammar: Grammar, options: GenerateOptions, n: int
     return text[first:]
 
 
-CASES = [
-    *(("json", engine, shape) for engine, shape in product(ENGINES, SHAPES)),
+QUICK = [
+    ("json", "llguidance", "greedy"),
+    ("json", "xgrammar", "sampled"),
     ("regex", "llguidance", "sampled"),
     ("regex", "xgrammar", "greedy"),
 ]
+CASES = [*QUICK, *(case for case in product(("json", "regex"), ENGINES, SHAPES) if case not in QUICK)]
+FULL = [pytest.param(*case, marks=pytest.mark.full) for case in CASES[len(QUICK) :]]
 
 
-@pytest.mark.parametrize("kind, engine, shape", CASES)
+@pytest.mark.parametrize("kind, engine, shape", [*QUICK, *FULL])
 def test_text_is_valid_and_constrained_plain_decodes(demo, make, kind, engine, shape):
     grammar = make(kind, engine)
     given: dict[str, Any] = dict(max_new_tokens=NEW, seed=CASES.index((kind, engine, shape)), **SHAPES[shape])
@@ -165,8 +168,8 @@ def test_speculation_still_accepts_on_json(demo, make, record_property):
     rates = {}
     for name, given, seeds in (
         ("greedy", {}, 1),
-        ("coupled", SAMPLED, 4),
-        ("ratio", dict(accept="ratio", **SAMPLED), 4),
+        ("coupled", SAMPLED, 2),
+        ("ratio", dict(accept="ratio", **SAMPLED), 2),
     ):
         counters = Telemetry()
         for seed in range(seeds):
@@ -190,7 +193,7 @@ class Wild(MTPProposer):
         return type(made)(tokens, made.top1, made.stop_cause)
 
 
-@pytest.mark.parametrize("shape", ["greedy", "sampled"])
+@pytest.mark.parametrize("shape", ["sampled", pytest.param("greedy", marks=pytest.mark.full)])
 def test_a_drafter_that_knows_no_grammar_costs_acceptance_and_nothing_else(demo, make, shape):
     grammar = make("json", "llguidance")
     given: dict[str, Any] = dict(max_new_tokens=NEW, **SHAPES[shape])
@@ -199,12 +202,11 @@ def test_a_drafter_that_knows_no_grammar_costs_acceptance_and_nothing_else(demo,
     drafters: list[Proposer] = [
         Wild(demo),
         MTPProposer(demo, vocab=range(0, demo.config.vocab_size, 3)),
-        *(ScriptedProposer.pattern(p, truth, vocab_size=demo.config.vocab_size) for p in ("perfect", "alternating")),
+        *(ScriptedProposer.pattern(p, truth, vocab_size=demo.config.vocab_size) for p in ("alternating",)),
     ]
     for drafter in drafters:
         done = generate(demo, PROMPT, k=4, proposer=drafter, grammar=grammar, **given)
         assert list(done.tokens) == own, drafter.name
-        assert generate(demo, PROMPT, k=3, proposer=drafter, grammar=grammar, accept="ratio", **given).finish == "stop"
 
 
 class Interrupt(KeyboardInterrupt):
@@ -240,8 +242,7 @@ POINTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("accept", ["coupled", "ratio"])
+@pytest.mark.parametrize("accept, engine", [("coupled", "llguidance"), ("ratio", "xgrammar")])
 def test_an_abort_takes_the_matcher_back(demo, make, engine, accept):
     options = GenerateOptions(k=3, accept=accept, **SAMPLED)
 

@@ -20,7 +20,7 @@ from workbench.model.hybrid import HybridModel
 from workbench.sampling.draw import inverse_cdf
 from workbench.sampling.law import Law
 from workbench.sampling.options import Shaping
-from workbench.sampling.philox import ACCEPT, Noise
+from workbench.sampling.philox import ACCEPT, DRAFT, TAG, TARGET, Noise, gumbel_of, philox, uniform
 from workbench.sampling.residual import overlap, ratio_test
 from workbench.sampling.shaping import law
 from workbench.spec import choose
@@ -31,7 +31,7 @@ from workbench.spec.round import DecodeState, judge, propose
 
 N, SIMULATED = 20_000, 4000
 Text = tuple[int, ...]
-PROMPT = "It was a bright cold day in April, and the"
+PROMPT = "The members of this House"
 
 
 class Head(Proposer):
@@ -52,6 +52,50 @@ class Head(Proposer):
             drafted.append(choice)
         q = tuple(c.q for c in drafted)
         return Proposal(tuple(c.token for c in drafted), tuple(c.p for c in drafted), "k", q)
+
+
+class Streams:
+    """The noise of seeds 0 to n - 1, all of them computed at once for whatever is asked of one."""
+
+    def __init__(self, n: int) -> None:
+        keys = np.array([Noise(seed).key for seed in range(n)], dtype=np.int64)
+        self.key = (keys[:, :1], keys[:, 1:])
+        self.tables: dict[Any, Any] = {}
+
+    def numbers(self, first: tuple[int, ...], *counter: int) -> Any:
+        if (first, counter) not in self.tables:
+            words = philox((np.array([first], dtype=np.int64), *counter), self.key)
+            self.tables[first, counter] = np.stack([uniform(word) for word in words], -1)  # seed, word, lane
+        return self.tables[first, counter]
+
+
+class Stream:
+    """What a chooser asks of ``Noise``, out of tables."""
+
+    def __init__(self, streams: Streams, seed: int) -> None:
+        self.streams, self.seed = streams, seed
+
+    def uniform(self, position: int, purpose: int, start: int = 0) -> float:
+        return float(self.streams.numbers((TAG,), position, purpose, start)[self.seed, 0, 0])
+
+    def gumbel(self, ids_S: torch.Tensor, position: int, purpose: int = TARGET, start: int = 0) -> torch.Tensor:
+        key = ids_S.data_ptr(), position, purpose, start
+        if key not in self.streams.tables:
+            ids = ids_S.numpy()
+            table = self.streams.numbers(
+                tuple((ids >> 2).tolist()), position, purpose, 0 if purpose == TARGET else start
+            )
+            self.streams.tables[key] = torch.from_numpy(gumbel_of(table[:, np.arange(len(ids)), ids & 3]))
+        return self.streams.tables[key][self.seed]
+
+
+def test_the_tables_hold_the_noise_of_every_seed():
+    ids, streams = torch.tensor([0, 3, 4, 9, 4000]), Streams(5)
+    for seed in range(5):
+        mine, right = Stream(streams, seed), Noise(seed)
+        for purpose, start in ((TARGET, 0), (TARGET, 6), (DRAFT, 6)):
+            assert mine.gumbel(ids, 7, purpose, start).equal(right.gumbel(ids, 7, purpose, start))
+        assert mine.uniform(7, ACCEPT, 6) == right.uniform(7, ACCEPT, 6)
 
 
 @dataclass
@@ -118,8 +162,9 @@ class Place:
         drafted = accepted = 0
         start, run = len(self.tokens) - 1, policy.start(width=1)
         state = DecodeState(self.model, None, self.tokens, Head(self.drafted), run)  # type: ignore[arg-type]
+        streams = Streams(n)
         for seed in range(n):
-            state.chooser = Chooser(shaping, Noise(seed), accept)
+            state.chooser = Chooser(shaping, Stream(streams, seed), accept)  # type: ignore[arg-type]
             proposal = propose(state, policy.k_max, 1)
             rows = Rows([self.own(proposal.tokens[:i]) for i in range(len(proposal.tokens) + 1)])
             own = TargetRows(state.chooser, rows, self.tokens, proposal.tokens, None)  # type: ignore[arg-type]
@@ -199,7 +244,7 @@ def inverted_test(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_uniform_for_draft_and_test(patch: pytest.MonkeyPatch) -> None:
-    def wrong(law: Law, noise: Noise, position: int, purpose: int = 0, start: int = 0) -> int:
+    def wrong(law: Law, noise: Any, position: int, purpose: int = 0, start: int = 0) -> int:
         return inverse_cdf(law, noise.uniform(position, ACCEPT, start))
 
     patch.setattr(choose, "draw", wrong)
@@ -215,6 +260,7 @@ def nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 DRAWN = FixedK(k=1, p_min=0.1, pmin0=True)
+FEW = 5000  # draws that find a control
 BREAKS: dict[str, tuple[Any, Shaping, int, Policy]] = {
     "p for the residual": (the_target_itself_for_the_residual, NEXT, 1, FixedK(k=1)),
     "inverted accept": (inverted_test, NEXT, 1, FixedK(k=1)),
@@ -230,8 +276,8 @@ def test_draws_find(place, monkeypatch, record_property, name):
     place.reuse(monkeypatch)
     own = place.chain(shaping, depth)
     wrong(monkeypatch)
-    counts, _ = place.draws(shaping, "ratio", policy, depth=depth)
-    found, limit = distance(counts, own), threshold(own)
+    counts, _ = place.draws(shaping, "ratio", policy, depth=depth, n=FEW)
+    found, limit = distance(counts, own), threshold(own, FEW)
     record_property("figures", dict(distance=round(found, 4), threshold=round(limit, 4)))
     assert found > 3 * limit
 
@@ -239,16 +285,16 @@ def test_draws_find(place, monkeypatch, record_property, name):
 def test_under_shared_noise_a_threshold_on_the_drawn_token_is_none_of_these(place, monkeypatch):
     place.reuse(monkeypatch)
     own = place.chain(NEXT, 1)
-    counts, _ = place.draws(NEXT, "coupled", DRAWN, depth=1)
-    assert distance(counts, own) < threshold(own)
-    plain, _ = place.draws(NEXT, "coupled", FixedK(k=1), depth=1)
+    counts, _ = place.draws(NEXT, "coupled", DRAWN, depth=1, n=FEW)
+    assert distance(counts, own) < threshold(own, FEW)
+    plain, _ = place.draws(NEXT, "coupled", FixedK(k=1), depth=1, n=FEW)
     assert counts == plain, "the draws of every seed are the same, so their counts are"
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("order", ["chain", "joint", "temperature_last"])
 @pytest.mark.parametrize("accept", ["ratio", "coupled"])
-@pytest.mark.parametrize("prompt", ["def main(", "SELECT name FROM", "The members of this House"])
+@pytest.mark.parametrize("prompt", ["def main(", "SELECT name FROM", "It was a bright cold day in April, and the"])
 def test_further_places_and_orders(place, monkeypatch, prompt, accept, order):
     other = Place(place.model, place.model.tokenizer.encode(prompt))
     other.reuse(monkeypatch)
