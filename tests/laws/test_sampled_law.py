@@ -34,7 +34,7 @@ def branching(enumeration, monkeypatch) -> Any:
 
 
 def test_the_emitted_law_is_the_targets(toy, enumeration, covering, branching, record_property):
-    cells, rates = covering(enumeration.FACTORS, times=3, seed=1), []
+    cells, rates = covering(enumeration.FACTORS, times=2, seed=1), []
     for i, cell in enumerate(cells):
         gap, _, rate = enumeration.enumerate_cell(toy, branching, cell, seed=i)
         assert gap < EXACT, (cell, gap)
