@@ -197,6 +197,24 @@ def reference64() -> ModuleType:
     return load_helper("reference64")
 
 
+@pytest.fixture(scope="session")
+def toy() -> ModuleType:
+    """The target of tables of tests/toy.py, and the walk over every path of its draws."""
+    return load_helper("toy")
+
+
+@pytest.fixture(scope="session")
+def enumeration() -> ModuleType:
+    """Laws of what rounds emit, of tests/enumeration.py."""
+    return load_helper("enumeration")
+
+
+@pytest.fixture(scope="session")
+def covering() -> Callable[..., list[dict[str, Any]]]:
+    """``covering(factors, times=, seed=)``: cells of a covering design."""
+    return load_helper("designs").covering
+
+
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
     "{{ raise_exception('unknown role ' + m.role) }}{% endif %}"

@@ -185,7 +185,9 @@ def test_text_goes_through_the_tokenizer(tiny_dir):
     model = wb.load(tiny_dir)
     done = wb.generate(model, "the cat", max_new_tokens=6, k=2)
     assert list(done.prompt) == model.tokenizer.encode("the cat")
-    assert done.text == model.tokenizer.decode(done.tokens)
+    assert done.finish == "stop" and done.text == model.tokenizer.decode(done.tokens[:-1]), "a stop token shows no text"
+    whole = wb.generate(model, "the cat", max_new_tokens=6, k=2, ignore_eos=True)
+    assert whole.text == model.tokenizer.decode(whole.tokens)
 
 
 @pytest.mark.parametrize("k", [0, 4])

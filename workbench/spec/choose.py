@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 
 import torch
 from torch import Tensor
@@ -75,6 +76,19 @@ class Chooser:
     def by_ratio(self) -> bool:
         """True when drafts are judged by the ratio of the two laws."""
         return self.accept == "ratio" and not self.shaping.greedy
+
+    @cached_property
+    def barred(self) -> tuple[int, ...]:
+        """Ids that the bias forbids."""
+        return tuple(i for i, bias in self.shaping.bias if bias == -inf)
+
+    def can_draft(self, logits_V: Tensor, mask_V: Tensor | None) -> bool:
+        """Whether bias and mask leave a drafter any id of its own; one of few ids may have none."""
+        if not self.barred:
+            return True
+        left_V = torch.isfinite(logits_V) if mask_V is None else torch.isfinite(logits_V) & mask_V
+        left_V[list(self.barred)] = False
+        return bool(left_V.any())
 
     def law(self, logits_V: Tensor, history: Sequence[int], mask_V: Tensor | None) -> Law:
         """Law of a row after a history."""
@@ -174,12 +188,16 @@ class TargetRows(Sequence[int]):
     ) -> None:
         self.chooser, self.logits_TV, self.walk = chooser, logits_TV, walk
         self.text, self.first = [*history, *drafts], len(history)
+        self.known: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self.logits_TV)
 
     def __getitem__(self, row: int) -> int:  # type: ignore[override]
-        return self.chooser.pick(self.logits_TV[row], self.text[: self.first + row], self.mask(row))
+        if row not in self.known:
+            text = self.text[: self.first + row]
+            self.known[row] = self.chooser.pick(self.logits_TV[row], text, self.mask(row))
+        return self.known[row]
 
     def mask(self, row: int) -> Tensor | None:
         """Ids allowed in a row."""

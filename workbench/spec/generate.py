@@ -179,7 +179,7 @@ def _run(
         prompt=tuple(ids),
         tokens=sink.tokens,
         records=tuple(session.state.records),
-        finish=finish if script is None else "forced",
+        finish="forced" if script is not None and finish == "length" else finish,
         setup=replace(session.times, tail=perf_counter() - began),
         draft_steps=session.probe.times() if session.probe else None,
         exact=kind,

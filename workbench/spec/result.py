@@ -52,10 +52,11 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """The generated text, up to a stop string; empty when the model has no tokenizer."""
+        """The generated text, up to a stop token or string; empty when the model has no tokenizer."""
         if self.cut_text is not None:
             return self.cut_text
-        return self.tokenizer.decode(self.tokens) if self.tokenizer else ""
+        shown = self.tokens[:-1] if self.finish == "stop" else self.tokens
+        return self.tokenizer.decode(shown) if self.tokenizer else ""
 
     @cached_property
     def rounds(self) -> polars.DataFrame:

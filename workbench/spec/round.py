@@ -214,7 +214,11 @@ def judge(
 
 
 def propose(state: DecodeState, k: int, base: int, walk: Walk | None = None) -> Proposal:
-    """Ask the proposer for up to ``k`` tokens after the pending one; none that the constraint forbids."""
+    """Ask the proposer for up to ``k`` tokens after the pending one; none that the constraint forbids.
+
+    Under the ratio rule the first forbidden one stays if it was drawn: it is rejected for certain, and what replaces it
+    then has the right law. To leave it out would give the target a fresh draw exactly where the drafter erred.
+    """
     proposer, policy, chooser = state.proposer, state.policy, state.chooser
     assert proposer is not None and policy is not None
     position = len(state.tokens) - 1
@@ -226,24 +230,34 @@ def propose(state: DecodeState, k: int, base: int, walk: Walk | None = None) -> 
     guide = state.constraint
     if guide is not None:
         guide.draft_begin()
+    ended = False
 
     def choose(logits_V: Tensor, drafted: Sequence[int]) -> Choice | None:
+        nonlocal ended
+        if ended:
+            return None
         mask = None if guide is None or chooser.plain else drafter_mask(guide, logits_V)
+        if not chooser.can_draft(logits_V, mask):
+            return None
         choice = chooser.draft(logits_V, [*state.tokens, *drafted], mask, position)
-        return choice if guide is None or guide.draft_advance(choice.token) else None
+        if guide is None or guide.draft_advance(choice.token):
+            return choice
+        ended = True
+        return choice if chooser.by_ratio else None  # the ratio rule must judge every token drawn, allowed or not
 
     context = DraftContext(k, state.tokens[-1], position, drops, choose)
     proposal = proposer.propose(context)
     n = len(proposal.tokens)
-    if n > k or len(proposal.top1) != n:
+    if n > k or len(proposal.top1) != n or len(proposal.q or proposal.tokens) != n:
         raise UserError(
             f"proposer {proposer.name!r} gave {n} tokens with {len(proposal.top1)} probabilities where {k} were asked "
-            "for: a proposal holds at most ctx.k tokens and one probability for each"
+            "for: a proposal holds at most ctx.k tokens, and one probability and one law, if any, for each"
         )
     if walk is not None:
         legal = walk.legal(proposal.tokens)
         if legal < n:
-            proposal = proposal.first(legal, "constraint")
+            drawn = chooser.by_ratio and proposal.q is not None and proposal.q[legal] is not None
+            proposal = proposal.first(legal + drawn, "constraint")
     return proposal
 
 

@@ -92,6 +92,8 @@ class Session:
         strategy = opts.strategy or ("columns" if model.device.type == "cpu" else "tape")
         more = token_ids("stop_token_ids", opts.stop_token_ids, model.config.vocab_size)
         stops = frozenset(more) | (frozenset() if opts.ignore_eos else frozenset(model.config.eos_token_id))
+        if grammar is not None:
+            stops |= frozenset(grammar.eos_ids)
         if opts.stop and model.tokenizer is None:
             raise UserError("stop strings need a tokenizer, and this checkpoint has none: give stop_token_ids instead")
         self.state = DecodeState(
@@ -247,9 +249,10 @@ class Session:
                 "own tokens"
             )
         first = len(state.tokens)
-        goal = first + max_new_tokens
-        end = min(goal, state.cache.capacity)
         own = self.sink(max_new_tokens) if sink is None and max_new_tokens else sink
+        left = max_new_tokens if own is None else min(max_new_tokens, own.max_new_tokens - own.generated)
+        goal = first + left
+        end = min(goal, state.cache.capacity)
         ended = state.tokens[-1] in state.stop_ids or (own is not None and own.finish is not None)
         state.sink = own
         try:
