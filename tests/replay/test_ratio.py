@@ -311,8 +311,8 @@ def test_filters_penalties_and_policies(model, tmp_path, policy):
 @pytest.mark.full
 def test_the_expected_yield_on_demo_texts(demo, heldout, tmp_path):
     texts = [t for name in ("novels", "pycode", "pydocs", "speeches", "sqlite") for t in heldout(name, 8)]
-    pieces = [Tape(f"{t.doc_id}@{at}", t.tokens[at : at + 24]) for at in range(0, 240, 24) for t in texts]
-    pieces = [piece for piece in pieces if len(piece) == 24][:200]
+    cuts = [(t, at) for at in range(0, 480, 24) for t in texts if at + 24 <= len(t)]
+    pieces = [Tape(f"{t.doc_id}@{at}", t.tokens[at : at + 24]) for t, at in cuts[:200]]
     shaping = dict(temperature=0.9, top_p=0.95)
     own = own_tapes(demo, Corpus(pieces), prompt_tokens=24, max_new_tokens=24, exact=False, seed=7, **FEW, **shaping)
     table = replay(demo, own, out=tmp_path / "x", k_max=4, forced=True, exact=False, seed=7, **shaping)
