@@ -14,7 +14,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "notebooks"
-NAMES = ("01_quickstart", "02_extracting_anchors", "03_replay_against_live", "04_where_acceptance_is_lost")
+NAMES = (
+    "01_quickstart",
+    "02_extracting_anchors",
+    "03_replay_against_live",
+    "04_where_acceptance_is_lost",
+    "05_sampled_acceptance",
+)
 
 MAX_LINES = 15
 MAX_BYTES = 2_500_000
