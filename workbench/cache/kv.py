@@ -1,10 +1,11 @@
-"""Key/value rows of one attention layer, dense, in blocks of 64 rows.
+"""Key/value rows of one attention layer: what every kind of plane offers, and the dense one.
 
 Legend: B sequences, T rows, N key/value heads, D head width, S rows held.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -13,8 +14,66 @@ from torch import Tensor
 BLOCK = 64  # keys per block; exact attention merges blocks of this size in order
 
 
-class KVPlane:
-    """K and V rows of one layer; rows at or past a sequence's length are free and hold finite values."""
+def grown(held: int, rows: int) -> int:
+    """Rows that storage of ``held`` holds after it has made room for ``rows``: doubled at least, in whole blocks."""
+    return held if rows <= held else -(-max(rows, 2 * held) // BLOCK) * BLOCK
+
+
+class AttentionPlane(ABC):
+    """K and V rows of one layer. Rows at or past a sequence's length are free and hold finite values.
+
+    Positions are absolute: row p of a sequence is its p-th, wherever it is kept.
+    """
+
+    window: int | None = None  # a row sees its own and the window - 1 rows before it; None for all
+    formats: tuple[str, str] = ("dense", "dense")  # of K and V
+
+    @abstractmethod
+    def append(self, k_BTND: Tensor, v_BTND: Tensor, lengths: Sequence[int], counts: Sequence[int]) -> None:
+        """Write ``counts[b]`` rows at ``lengths[b]`` of every sequence.
+
+        Args:
+            k_BTND: New keys.
+            v_BTND: New values.
+            lengths: Rows each sequence holds already.
+            counts: Valid rows of each sequence; rows past them are ignored.
+        """
+
+    @abstractmethod
+    def read(self, b: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """K and V [N, stop - start, D] of sequence ``b`` as attention sees them, from position ``start`` on.
+
+        Places outside what is held, up to the end of a block, come as any finite values.
+        """
+
+    @abstractmethod
+    def stored(self, b: int, length: int) -> tuple[Tensor, Tensor]:
+        """What is kept of the rows that may still be seen, [N, rows, bytes or D]; the last is row ``length`` - 1."""
+
+    @abstractmethod
+    def reserve(self, rows: int) -> None:
+        """Hold at least ``rows`` rows per sequence, or as many as are ever needed."""
+
+    @abstractmethod
+    def fork(self) -> AttentionPlane:
+        """An independent copy."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+
+    def oldest(self, length: int) -> int:
+        """First position that row ``length`` may see."""
+        return 0 if self.window is None else max(0, length - self.window + 1)
+
+    def rows(self, b: int, length: int) -> tuple[Tensor, Tensor]:
+        """K and V rows [N, rows, D] of sequence ``b`` that may still be seen; without a window, all ``length``."""
+        return self.read(b, self.oldest(length), length)
+
+
+class KVPlane(AttentionPlane):
+    """Dense rows in the model's type, in blocks of 64."""
 
     def __init__(self, batch: int, heads: int, dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
         self.k_BNSD = torch.zeros(batch, heads, BLOCK, dim, dtype=dtype, device=device)
@@ -25,37 +84,33 @@ class KVPlane:
         held = self.k_BNSD.shape[2]
         if rows <= held:
             return
-        want = -(-max(rows, 2 * held) // BLOCK) * BLOCK
         b, n, _, d = self.k_BNSD.shape
         for name in ("k_BNSD", "v_BNSD"):
             old = getattr(self, name)
-            new = torch.zeros(b, n, want, d, dtype=old.dtype, device=old.device)
+            new = torch.zeros(b, n, grown(held, rows), d, dtype=old.dtype, device=old.device)
             new[:, :, :held] = old
             setattr(self, name, new)
 
     def append(self, k_BTND: Tensor, v_BTND: Tensor, lengths: Sequence[int], counts: Sequence[int]) -> None:
-        """Write ``counts[b]`` rows at ``lengths[b]`` of every sequence.
-
-        Args:
-            k_BTND: New keys.
-            v_BTND: New values.
-            lengths: Rows each sequence holds already.
-            counts: Valid rows of each sequence; rows past them are ignored.
-        """
+        """Write ``counts[b]`` rows at ``lengths[b]`` of every sequence."""
         self.reserve(max(at + n for at, n in zip(lengths, counts, strict=True)))
         for b, (at, n) in enumerate(zip(lengths, counts, strict=True)):
             if n:
                 self.k_BNSD[b].narrow(1, at, n).copy_(k_BTND[b, :n].transpose(0, 1))
                 self.v_BNSD[b].narrow(1, at, n).copy_(v_BTND[b, :n].transpose(0, 1))
 
-    def rows(self, b: int, length: int) -> tuple[Tensor, Tensor]:
-        """K and V rows [N, length, D] of sequence ``b``."""
-        return self.k_BNSD[b, :, :length], self.v_BNSD[b, :, :length]
+    def read(self, b: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Views of the rows."""
+        return self.k_BNSD[b, :, start:stop], self.v_BNSD[b, :, start:stop]
+
+    def stored(self, b: int, length: int) -> tuple[Tensor, Tensor]:
+        """The rows themselves."""
+        return self.rows(b, length)
 
     def fork(self) -> KVPlane:
         """An independent copy."""
         twin = object.__new__(KVPlane)
-        twin.k_BNSD, twin.v_BNSD = self.k_BNSD.clone(), self.v_BNSD.clone()
+        twin.k_BNSD, twin.v_BNSD, twin.window = self.k_BNSD.clone(), self.v_BNSD.clone(), self.window
         return twin
 
     @property
