@@ -13,8 +13,9 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from workbench.cache.kv import KVPlane
+from workbench.cache.kv import AttentionPlane
 from workbench.cache.recurrent import RecurrentPlane
+from workbench.cache.ring import RingPlane
 from workbench.core.errors import UserError, check_choice
 
 STRATEGIES = ("tape", "columns", "snapshot")
@@ -38,7 +39,7 @@ class HybridCache:
     """Planes of every layer for B sequences.
 
     Args:
-        planes: One KVPlane or RecurrentPlane per layer.
+        planes: One plane per layer: K/V rows, or a recurrent state.
         batch: Sequences B.
         capacity: Rows a sequence may hold.
         strategy: How ``commit`` cuts a verify short: "tape" replays recorded inputs, "columns" keeps the state after
@@ -48,7 +49,7 @@ class HybridCache:
 
     def __init__(
         self,
-        planes: Sequence[KVPlane | RecurrentPlane],
+        planes: Sequence[AttentionPlane | RecurrentPlane],
         *,
         batch: int,
         capacity: int,
@@ -60,6 +61,7 @@ class HybridCache:
         self.strategy = check_choice("strategy", strategy, STRATEGIES)
         self.lengths = [0] * batch
         self.refeed = refeed
+        self.rings = [plane for plane in self.planes if isinstance(plane, RingPlane)]
         self._open: Checkpoint | None = None
         self._torn = False
 
@@ -100,9 +102,18 @@ class HybridCache:
                     f"sequence {i} holds {self.lengths[i]} rows and {n} more were given, but its cache has room for "
                     f"{self.capacity}: make the cache larger or feed fewer tokens"
                 )
+        self._check_width(max(counts))
         if self._open is not None and self._open.cut and self.strategy == "snapshot":
             self._open.fed.append((tokens_BT.clone(), list(counts)))
         self._torn = True
+
+    def _check_width(self, rows: int) -> None:
+        widest = min((ring.widest for ring in self.rings), default=rows)
+        if rows > widest:
+            raise UserError(
+                f"{rows} rows in one forward are not valid for a cache with window={self.rings[0].window} and "
+                f"widest={widest}: feed at most {widest} at a time, or make the cache with widest={rows}"
+            )
 
     def advance(self, counts: Sequence[int]) -> None:
         """Count the rows a forward has written, at its end."""
@@ -129,6 +140,8 @@ class HybridCache:
         for plane in planes:
             plane.tape = [] if cut else None
             plane.keep_columns = self.strategy == "columns"
+        for ring in self.rings:
+            ring.mark(self.lengths)
         self._open = Checkpoint(list(self.lengths), [(plane.conv_BWC, plane.state_BHKV) for plane in planes], cut)
         return self._open
 
@@ -156,6 +169,8 @@ class HybridCache:
         for plane, (conv, state) in zip(self.recurrent, ckpt.recurrent, strict=True):
             plane.conv_BWC, plane.state_BHKV = conv, state
             plane.tape = None
+        for ring in self.rings:
+            ring.restore()
 
     def commit(self, ckpt: Checkpoint, *, keep: int | Sequence[int]) -> None:
         """Leave every plane as if exactly the first ``keep`` rows since ``ckpt`` had been fed.
@@ -165,7 +180,8 @@ class HybridCache:
             keep: Rows to keep, one number or one per sequence, from 0 to the rows fed.
 
         Raises:
-            UserError: ``keep`` is out of range, or the checkpoint is not the open one; nothing changes then.
+            UserError: ``keep`` is out of range, the checkpoint is not the open one, or a window's ring has lapped rows
+                that the kept ones need; nothing changes then.
         """
         self._check_open(ckpt)
         self._check_whole("roll back instead of committing")
@@ -178,20 +194,32 @@ class HybridCache:
             self._close(ckpt)
             for plane in planes:
                 plane.tape = None
+            for ring in self.rings:
+                ring.release()
             return
         if not ckpt.cut:
             raise UserError(f"keep={keep!r} is not valid: a checkpoint with cut=False is kept whole or rolled back")
         if self.strategy == "snapshot":
+            self._check_width(max(wanted))
             self._refeed(ckpt, wanted)
             return
         if any(wanted):
+            lengths = [was + n for was, n in zip(ckpt.lengths, wanted, strict=True)]
+            self._check_rewind(lengths)
             for plane, (conv, state) in zip(planes, ckpt.recurrent, strict=True):
                 plane.cut(conv, state, wanted)
                 plane.tape = None
             self._close(ckpt)
-            self.lengths = [was + n for was, n in zip(ckpt.lengths, wanted, strict=True)]
+            self.lengths = lengths
+            for ring in self.rings:
+                ring.release()
         else:
             self.rollback(ckpt)
+
+    def _check_rewind(self, lengths: Sequence[int]) -> None:
+        for ring in self.rings:
+            for b, length in enumerate(lengths):
+                ring.check_rewind(b, length)
 
     def _refeed(self, ckpt: Checkpoint, wanted: list[int]) -> None:
         assert self.refeed is not None, "a snapshot cache is made by the model, which passes refeed"
@@ -205,15 +233,24 @@ class HybridCache:
             width = max(map(len, kept))
             filled = [row + [0] * (width - len(row)) for row in kept]
             device = ckpt.fed[0][0].device
+            for ring in self.rings:
+                ring.mark(self.lengths)
             try:
                 self.refeed(self, torch.tensor(filled, device=device), [len(row) for row in kept])
             except BaseException:
                 self._restore(ckpt)
                 raise
+            for ring in self.rings:
+                ring.release()
 
     def truncate(self, rows: int) -> None:
-        """Forget every row from ``rows`` on, also after an interrupted forward; for caches of K/V planes alone."""
+        """Forget every row from ``rows`` on, also after an interrupted forward; for caches of K/V planes alone.
+
+        Raises:
+            UserError: A window's ring has lapped rows that are needed there; nothing changes then.
+        """
         assert not self.recurrent and self._open is None and rows <= min(self.lengths)
+        self._check_rewind([rows] * self.batch)
         self.lengths = [rows] * self.batch
         self._torn = False
 
@@ -255,12 +292,15 @@ class HybridCache:
                     if not same_bits(getattr(a, name), getattr(b, name)):
                         return f"layer {layer}: {name} differs"
                 continue
-            assert isinstance(b, KVPlane)
+            assert isinstance(a, AttentionPlane) and isinstance(b, AttentionPlane)
+            if (a.formats, a.window) != (b.formats, b.window):
+                kinds = [f"{'/'.join(x.formats)} with window={x.window}" for x in (a, b)]
+                return f"layer {layer}: cache formats differ: {kinds[0]} and {kinds[1]}"
             for seq, length in enumerate(self.lengths):
-                for name, x, y in zip("kv", a.rows(seq, length), b.rows(seq, length), strict=True):
+                for name, x, y in zip("kv", a.stored(seq, length), b.stored(seq, length), strict=True):
                     if not same_bits(x, y):
                         row = (x != y).any(-1).any(0).nonzero()
-                        at = int(row[0]) if len(row) else -1
+                        at = int(row[0]) + a.oldest(length) if len(row) else -1
                         return f"layer {layer}: {name} of sequence {seq} differs first in row {at}"
         return None
 
@@ -269,5 +309,5 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     """True when two tensors agree in shape, type and every bit, the sign of zeros included."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    view = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    view = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return torch.equal(a.contiguous().view(view), b.contiguous().view(view))

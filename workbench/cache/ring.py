@@ -107,7 +107,7 @@ class RingPlane(PackedPlane):
             for packed, rows in zip(self.packed_BNSP, kept, strict=False):
                 self._put(packed[b], self.oldest(length), rows)
             if kept:
-                self.intact[b] = self.oldest(length)
+                self.intact[b] = min(self.intact[b], self.oldest(length))
         self.release()
 
     def check_rewind(self, b: int, length: int) -> None:

@@ -28,6 +28,7 @@ GO_ON = "nothing was written; run it again, with a smaller --max-new-tokens if i
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the verb's arguments."""
+    from workbench.cache.formats import FORMATS
     from workbench.cache.hybrid import STRATEGIES
     from workbench.model.hybrid import CARRIERS
     from workbench.sampling.options import ORDERS
@@ -48,6 +49,8 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     words = {
         "carrier": CARRIERS,
         "strategy": STRATEGIES,
+        "k_format": FORMATS,
+        "v_format": FORMATS,
         "filter_order": ORDERS,
         "accept": ACCEPT_RULES,
         "p_min_reads": STATISTICS,

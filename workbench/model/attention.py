@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor, nn
 
-from workbench.cache.kv import BLOCK, KVPlane
+from workbench.cache.kv import BLOCK, AttentionPlane
 from workbench.core.lanes import SERIAL
 from workbench.model.config import ModelConfig
 from workbench.model.ops import Derived, Numerics, linear, mapped, rms_norm, widen
@@ -68,7 +68,7 @@ class GatedAttention(nn.Module):
     def forward(
         self,
         x_BTH: Tensor,
-        plane: KVPlane,
+        plane: AttentionPlane,
         lengths: Sequence[int],
         counts: Sequence[int],
         rotary: Rotary,
@@ -122,42 +122,56 @@ def attend_causal(q_BTNGD: Tensor, k_BTND: Tensor, v_BTND: Tensor) -> Tensor:
     return out.transpose(1, 2).reshape(b, t, -1)
 
 
-def attend_fast(q_TNGD: Tensor, plane: KVPlane, b: int, at: int, num: Numerics) -> Tensor:
+def attend_fast(q_TNGD: Tensor, plane: AttentionPlane, b: int, at: int, num: Numerics) -> Tensor:
     """Attention of T new rows at positions at..at+T-1, by stock operations."""
     t, n, g, d = q_TNGD.shape
-    k_NSD, v_NSD = plane.rows(b, at + t)
+    first, window = plane.oldest(at), plane.window
+    k_NSD, v_NSD = plane.read(b, first, at + t)
+    before, keys = at - first, at + t - first
     if t <= 16:
         q = (q_TNGD * d**-0.5).permute(1, 0, 2, 3).reshape(n, t * g, d)
         scores = torch.bmm(q, k_NSD.transpose(1, 2)).float()
         if t > 1:
-            late = torch.ones(t, at + t, dtype=torch.bool, device=q.device).triu(at + 1)
-            scores = scores.view(n, t, g, -1).masked_fill(late[:, None], NEG).view(n, t * g, -1)
+            unseen = torch.ones(t, keys, dtype=torch.bool, device=q.device).triu(before + 1)
+            if window is not None:
+                unseen |= torch.ones_like(unseen).tril(before - window)
+            scores = scores.view(n, t, g, -1).masked_fill(unseen[:, None], NEG).view(n, t * g, -1)
         out = torch.bmm(scores.softmax(-1).to(v_NSD.dtype), v_NSD)
         return out.view(n, t, g, d).transpose(0, 1).reshape(t, n * g * d)
-    mask = None if at == 0 else torch.ones(t, at + t, dtype=torch.bool, device=q_TNGD.device).tril(at)
+    whole = at == 0 and window is None
+    mask = None if whole else torch.ones(t, keys, dtype=torch.bool, device=q_TNGD.device).tril(before)
+    if mask is not None and window is not None:
+        mask = mask.triu(before - window + 1)
     out = nn.functional.scaled_dot_product_attention(
         q_TNGD.reshape(1, t, n * g, d).transpose(1, 2),
         k_NSD.unsqueeze(0),
         v_NSD.unsqueeze(0),
         attn_mask=mask,
-        is_causal=at == 0,
+        is_causal=whole,
         enable_gqa=g > 1,
     )
     return out[0].transpose(0, 1).reshape(t, n * g * d)
 
 
-def attend_exact(q_TNGD: Tensor, plane: KVPlane, b: int, at: int, num: Numerics) -> Tensor:
-    """Attention whose bits per row do not depend on T: fixed row blocks over fixed key blocks, merged in order."""
+def attend_exact(q_TNGD: Tensor, plane: AttentionPlane, b: int, at: int, num: Numerics) -> Tensor:
+    """Attention whose bits per row do not depend on T: fixed row blocks over fixed key blocks, merged in order.
+
+    Key blocks lie at absolute positions. Under a window they are walked from the block of the oldest key in sight of
+    a row block's first row; to a row that does not see it, that block adds exact zeros.
+    """
     t, n, g, d = q_TNGD.shape
-    block = num.row_block
+    block, window = num.row_block, plane.window
     q = widen((q_TNGD * d**-0.5).reshape(t, n * g * d), t + -t % block).view(-1, n, g, d)
+    base = plane.oldest(at) // BLOCK
+    k_NSD, v_NSD = plane.read(b, base * BLOCK, ((at + t - 1) // BLOCK + 1) * BLOCK)
     outs = []
     for lo in range(0, t, block):
-        nb = (at + min(lo + block, t) - 1) // BLOCK + 1
-        k = plane.k_BNSD[b, :, : nb * BLOCK].reshape(n * nb, BLOCK, d)
-        v = plane.v_BNSD[b, :, : nb * BLOCK].reshape(n * nb, BLOCK, d)
+        first = plane.oldest(at + lo) // BLOCK
+        nb = (at + min(lo + block, t) - 1) // BLOCK + 1 - first
+        seen = slice((first - base) * BLOCK, (first - base + nb) * BLOCK)
+        k, v = k_NSD[:, seen].reshape(n * nb, BLOCK, d), v_NSD[:, seen].reshape(n * nb, BLOCK, d)
         q_NRD = q[lo : lo + block].transpose(0, 1).reshape(n, 1, block * g, d)
-        outs.append(merge_blocks(q_NRD, k, v, at + lo, g, num))
+        outs.append(merge_blocks(q_NRD, k, v, at + lo - first * BLOCK, g, num, window))
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return out if t == len(out) else out[:t]
 
@@ -170,16 +184,31 @@ def late_keys(at: int, rows: int, g: int, blocks: int, device: torch.device) -> 
     return torch.zeros(blocks, rows * g, BLOCK, device=device).masked_fill(keys > places[:, None], NEG)
 
 
-def merge_blocks(q_N1RD: Tensor, k_MSD: Tensor, v_MSD: Tensor, at: int, g: int, num: Numerics) -> Tensor:
+@lru_cache(maxsize=32)
+def unseen_keys(at: int, rows: int, g: int, blocks: int, window: int, device: torch.device) -> Tensor:
+    """0 where a row at place ``at + r`` sees a key within its window, else -inf, [blocks, R*G, 64].
+
+    Rows that only fill up a row block may stand past the last key; they see it, so that they stay finite.
+    """
+    keys = torch.arange(blocks * BLOCK, device=device).view(blocks, 1, BLOCK)
+    places = torch.arange(at, at + rows, device=device).clamp_(max=blocks * BLOCK - 1).repeat_interleave(g)[:, None]
+    hidden = (keys > places) | (keys <= places - window)
+    return torch.zeros(blocks, rows * g, BLOCK, device=device).masked_fill(hidden, NEG)
+
+
+def merge_blocks(
+    q_N1RD: Tensor, k_MSD: Tensor, v_MSD: Tensor, at: int, g: int, num: Numerics, window: int | None = None
+) -> Tensor:
     """Softmax attention of one block of rows over key blocks, summed block by block in order.
 
     Args:
         q_N1RD: Scaled queries of one row block, [N, 1, R*G, D].
         k_MSD: Key blocks [N*blocks, 64, D].
         v_MSD: Value blocks, likewise.
-        at: Position of the first row, the last key that it may see; the others follow.
+        at: Place of the first row among the keys, the last key that it may see; the others follow.
         g: Query heads per key/value head.
         num: Numerical class.
+        window: Keys that a row sees, its own included; None for all up to it.
 
     Returns:
         [R, N*G*D].
@@ -188,11 +217,16 @@ def merge_blocks(q_N1RD: Tensor, k_MSD: Tensor, v_MSD: Tensor, at: int, g: int, 
     nb = k_MSD.shape[0] // n
     q = q_N1RD.expand(n, nb, rows, d).reshape(n * nb, rows, d)
     scores = torch.bmm(q, k_MSD.transpose(1, 2)).float().view(n, nb, rows, BLOCK)
-    first = at // BLOCK
-    scores[:, first:] += late_keys(at % BLOCK, rows // g, g, nb - first, q.device)
+    if window is None:
+        first = at // BLOCK
+        scores[:, first:] += late_keys(at % BLOCK, rows // g, g, nb - first, q.device)
+    else:
+        scores += unseen_keys(at, rows // g, g, nb, window, q.device)
     scores -= scores.amax((1, 3), keepdim=True)
     weight = scores.exp_() if scores.numel() <= SERIAL else mapped(torch.exp, scores, num)
     parts = torch.bmm(weight.view(n * nb, rows, BLOCK).to(v_MSD.dtype), v_MSD).view(n, nb, rows, d).float()
+    if window is not None:
+        parts = parts + 0.0  # no sum then starts at a negative zero, whether or not unseen blocks come before it
     out, *others = parts.unbind(1)
     total, *totals = weight.sum(-1).unbind(1)
     for more, weight_sum in zip(others, totals, strict=True):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.cache.hybrid import HybridCache
-from workbench.cache.kv import KVPlane
+from workbench.cache.kv import AttentionPlane
 from workbench.cache.recurrent import RecurrentPlane
 from workbench.core.errors import CapabilityError, NonFiniteError, UserError, check_choice, check_int
 from workbench.model import describe
@@ -23,6 +23,7 @@ from workbench.model.attention import GatedAttention
 from workbench.model.config import LINEAR, ModelConfig
 from workbench.model.delta import GatedDeltaNet
 from workbench.model.ffn import SwiGLU
+from workbench.model.memory import WIDEST, CacheShape
 from workbench.model.mtp import MTPHead
 from workbench.model.ops import Derived, Numerics, linear, plus_one, rms_norm, widen
 from workbench.model.rotary import Rotary
@@ -151,53 +152,103 @@ class HybridModel(nn.Module):
         """1 + weight of the final norm, float32."""
         return self._scale(self.norm)[0]
 
-    def new_cache(self, *, batch: int = 1, capacity: int | None = None, strategy: str = "tape") -> HybridCache:
+    def new_cache(
+        self,
+        *,
+        batch: int = 1,
+        capacity: int | None = None,
+        strategy: str = "tape",
+        k_format: str = "dense",
+        v_format: str = "dense",
+        window: int | None = None,
+        widest: int = WIDEST,
+    ) -> HybridCache:
         """An empty cache for this model.
 
         Args:
             batch: Sequences.
             capacity: Rows per sequence; None for the model's longest context.
             strategy: How a commit cuts a verify short: "tape", "columns" or "snapshot".
+            k_format: How keys are kept: "dense", "q8_0", "q5_1" or "fp8"; attention reads what was kept.
+            v_format: How values are kept, likewise.
+            window: Attention sees this many rows, the row's own included, and older ones are dropped; None for all.
+            widest: With a window, rows that one forward may feed and a verify may take back.
 
         Returns:
             The cache.
 
         Raises:
-            UserError: The capacity is not within the model's context, or the strategy is unknown.
+            UserError: The capacity is not within the model's context, the strategy or a format is unknown, or the
+                heads do not divide into a format's blocks.
         """
-        config = self.config
-        limit = config.max_position_embeddings
-        room = limit if capacity is None else check_int("capacity", capacity, low=1, high=limit)
-        check_int("batch", batch, low=1)
-        planes: list[KVPlane | RecurrentPlane] = []
-        for kind in config.layer_types:
-            if kind == LINEAR:
-                planes.append(
-                    RecurrentPlane(
-                        batch,
-                        window=config.linear_conv_kernel_dim - 1,
-                        channels=config.conv_dim,
-                        heads=config.linear_num_value_heads,
-                        key_dim=config.linear_key_head_dim,
-                        value_dim=config.linear_value_head_dim,
-                        dtype=self.dtype,
-                        device=self.device,
-                    )
-                )
-            else:
-                planes.append(self._kv_plane(batch))
-        return HybridCache(planes, batch=batch, capacity=room, strategy=strategy, refeed=self._refeed)
+        shape = self._cache_shape(batch, capacity, k_format, v_format, window, widest)
+        return HybridCache(
+            shape.planes(self.device), batch=batch, capacity=shape.capacity, strategy=strategy, refeed=self._refeed
+        )
 
-    def new_draft_cache(self, *, batch: int = 1, capacity: int | None = None) -> HybridCache:
-        """An empty cache for the MTP head's own K/V rows."""
+    def new_draft_cache(
+        self,
+        *,
+        batch: int = 1,
+        capacity: int | None = None,
+        k_format: str = "dense",
+        v_format: str = "dense",
+        window: int | None = None,
+        widest: int = WIDEST,
+    ) -> HybridCache:
+        """An empty cache for the MTP head's own K/V rows; arguments are those of ``new_cache``."""
         self._need_mtp()
-        limit = self.config.max_position_embeddings
-        room = limit if capacity is None else check_int("capacity", capacity, low=1, high=limit)
-        return HybridCache([self._kv_plane(check_int("batch", batch, low=1))], batch=batch, capacity=room)
+        shape = self._cache_shape(batch, capacity, k_format, v_format, window, widest)
+        return HybridCache([shape.attention_plane(self.device)], batch=batch, capacity=shape.capacity)
 
-    def _kv_plane(self, batch: int) -> KVPlane:
-        return KVPlane(
-            batch, self.config.num_key_value_heads, self.config.head_dim, dtype=self.dtype, device=self.device
+    def cache_bytes(
+        self,
+        tokens: int | Sequence[int],
+        *,
+        batch: int = 1,
+        capacity: int | None = None,
+        k_format: str = "dense",
+        v_format: str = "dense",
+        window: int | None = None,
+        widest: int = WIDEST,
+        drafter: bool = False,
+    ) -> int:
+        """Bytes that ``new_cache`` with these arguments has allocated once it has been fed.
+
+        Storage starts with 64 rows and grows by doubling, so the bytes depend on the forwards that fed it.
+
+        Args:
+            tokens: Tokens of each forward so far, or one number for a single forward.
+            batch: Sequences.
+            capacity: Rows per sequence; None for the model's longest context.
+            k_format: How keys are kept.
+            v_format: How values are kept.
+            window: Rows that attention sees; None for all.
+            widest: With a window, rows that one forward may feed.
+            drafter: Count ``new_draft_cache`` instead.
+
+        Returns:
+            What ``nbytes`` of that cache says, without an open checkpoint.
+
+        Raises:
+            UserError: An argument is not valid.
+        """
+        shape = self._cache_shape(batch, capacity, k_format, v_format, window, widest)
+        return shape.nbytes([tokens] if isinstance(tokens, int) else list(tokens), drafter=drafter)
+
+    def _cache_shape(
+        self, batch: int, capacity: int | None, k_format: str, v_format: str, window: int | None, widest: int
+    ) -> CacheShape:
+        limit = self.config.max_position_embeddings
+        return CacheShape(
+            self.config,
+            self.dtype,
+            batch=check_int("batch", batch, low=1),
+            capacity=limit if capacity is None else check_int("capacity", capacity, low=1, high=limit),
+            k_format=k_format,
+            v_format=v_format,
+            window=window,
+            widest=widest,
         )
 
     def _refeed(self, cache: HybridCache, tokens_BT: Tensor, counts: list[int]) -> None:
@@ -383,7 +434,7 @@ class HybridModel(nn.Module):
         embedding, carrier = self._widened(embedding, num), self._widened(carrier_BTH, num)
         cos, sin = self._positions(lengths, embedding.shape[1])
         plane = cache.planes[0]
-        assert isinstance(plane, KVPlane)
+        assert isinstance(plane, AttentionPlane)
         out = mtp(embedding, carrier, plane, lengths, n, self.rotary, cos, sin, num, probe)
         cache.advance(n)
         return out[:, :t]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from workbench.cache.kv import KVPlane
+from workbench.cache.kv import AttentionPlane
 from workbench.model.attention import GatedAttention
 from workbench.model.config import ModelConfig
 from workbench.model.ffn import SwiGLU
@@ -66,7 +66,7 @@ class MTPHead(nn.Module):
         self,
         embedding_BTH: Tensor,
         carrier_BTH: Tensor,
-        plane: KVPlane,
+        plane: AttentionPlane,
         lengths: Sequence[int],
         counts: Sequence[int],
         rotary: Rotary,

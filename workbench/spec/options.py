@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from workbench.cache.formats import FORMATS
 from workbench.cache.hybrid import STRATEGIES
 from workbench.core.errors import UserError, check_choice, check_flag, check_int
 from workbench.model.hybrid import CARRIERS
@@ -35,6 +36,11 @@ class GenerateOptions:
         shift: Pair tokens with carriers this many positions too early; a control, 0 is right.
         strategy: How a partly accepted verify is cut: "tape", "columns", "snapshot"; None takes "columns" on a CPU,
             where keeping the state of every row is free, and "tape" elsewhere.
+        k_format: How keys are kept: "dense" (the model's type), "q8_0", "q5_1" or "fp8". Target and drafter alike keep
+            a row once and attend to what was kept, so drafting still never changes the text of that format.
+        v_format: How values are kept, likewise.
+        window: The target's attention sees this many rows, its own included, and drops older ones; None for all. The
+            drafter keeps every row.
         rowwise: Verify one row at a time, as an oracle.
         temperature: 0 picks the most likely token; above, tokens are drawn from the softmax at this temperature.
         top_k: Keep the k most likely tokens, ties at the boundary included; 0 keeps all.
@@ -75,6 +81,9 @@ class GenerateOptions:
     primed: bool = True
     shift: int = 0
     strategy: str | None = None
+    k_format: str = "dense"
+    v_format: str = "dense"
+    window: int | None = None
     rowwise: bool = False
     temperature: float = 0.0
     top_k: int = 0
@@ -105,6 +114,10 @@ class GenerateOptions:
         check_choice("carrier", self.carrier, CARRIERS)
         if self.strategy is not None:
             check_choice("strategy", self.strategy, STRATEGIES)
+        check_choice("k_format", self.k_format, FORMATS)
+        check_choice("v_format", self.v_format, FORMATS)
+        if self.window is not None:
+            check_int("window", self.window, low=1)
         if self.adaptive and self.k == 0:
             raise UserError("adaptive=True with k=0 is not valid: give k of at least 1, the longest draft")
         if self.floor is not None and not self.adaptive:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from workbench.spec.grammars import Grammar
 
 
+VERIFY = 128  # rows that a window's ring leaves for a verify, whatever the policy
+
+
 class Cancelled(Exception):
     """The caller's ``cancel`` ended a prefill; the session is as it was before it."""
 
@@ -86,6 +89,8 @@ class Session:
                 shift=opts.shift,
                 primed=opts.primed,
                 probe=self.probe,
+                k_format=opts.k_format,
+                v_format=opts.v_format,
             )
         elif proposer is not None:
             proposer.reset()
@@ -98,7 +103,14 @@ class Session:
             raise UserError("stop strings need a tokenizer, and this checkpoint has none: give stop_token_ids instead")
         self.state = DecodeState(
             model,
-            model.new_cache(capacity=room, strategy=strategy),
+            model.new_cache(
+                capacity=room,
+                strategy=strategy,
+                k_format=opts.k_format,
+                v_format=opts.v_format,
+                window=opts.window,
+                widest=max(opts.chunk, VERIFY),
+            ),
             [],
             proposer if chosen is not None else None,
             chosen.start(width=model.config.hidden_size) if chosen is not None else None,

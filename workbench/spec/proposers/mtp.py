@@ -34,6 +34,8 @@ class MTPProposer(Proposer):
         probe: Called with "start" and then with the name of every part that has run ("glue", "attention", "ffn",
             "head"); see ``StepProbe``.
         vocab: Ids it may draft, from a trimmed head; None for all.
+        k_format: How its keys are kept; see ``new_cache``.
+        v_format: How its values are kept.
 
     Raises:
         UserError: ``vocab`` is empty, repeats an id or leaves the vocabulary.
@@ -53,17 +55,20 @@ class MTPProposer(Proposer):
         primed: bool = True,
         probe: Callable[[str], None] | None = None,
         vocab: Sequence[int] | None = None,
+        k_format: str = "dense",
+        v_format: str = "dense",
     ) -> None:
         self.model = model
         self.vocab = None if vocab is None else _trim(vocab, model)
         self.carrier = check_choice("carrier", carrier, CARRIERS)
         self.refresh, self.shift, self.primed, self.probe = refresh, shift, primed, probe
         self.capacity = capacity
+        self.k_format, self.v_format = k_format, v_format
         self.reset()
 
     def reset(self) -> None:
         """Empty cache and queue."""
-        self.cache = self.model.new_draft_cache(capacity=self.capacity)
+        self.cache = self.model.new_draft_cache(capacity=self.capacity, k_format=self.k_format, v_format=self.v_format)
         self.position = 0  # tokens observed
         self.skipped = 0  # pairs left out at the start
         self.held = 0  # slots whose rows are final
