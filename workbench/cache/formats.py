@@ -4,8 +4,8 @@ A format packs the last axis, one head's D values, into bytes and unpacks them a
 head alone, by operations that IEEE rounds correctly, so its bits depend on nothing else. Layout and rounding of the
 block formats are ggml's (``quantize_row_q8_0_ref``, ``quantize_row_q5_1_ref``), byte for byte.
 
-Block scales are kept in half precision: a block whose scale passes 65,504 unpacks to values that are not finite, and
-the check of the logits then names the position.
+Scales and minima of blocks are kept in half precision: a block whose scale or minimum passes 65,504 unpacks to values
+that are not finite, and the check of the logits then names the position.
 
 Legend: D head width, P bytes of a packed row, M blocks of 32.
 """

@@ -49,8 +49,8 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     words = {
         "carrier": CARRIERS,
         "strategy": STRATEGIES,
-        "k_format": FORMATS,
-        "v_format": FORMATS,
+        "k_format": tuple(FORMATS),
+        "v_format": tuple(FORMATS),
         "filter_order": ORDERS,
         "accept": ACCEPT_RULES,
         "p_min_reads": STATISTICS,
