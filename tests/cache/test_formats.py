@@ -1,4 +1,4 @@
-"""Formats of K/V rows: byte for byte a slow reference, and ggml's; within their error bounds; the bits of a row alone."""
+"""Formats of K/V rows: byte for byte a slow reference and ggml; within their bounds; the bits of a row alone."""
 
 from __future__ import annotations
 

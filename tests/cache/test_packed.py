@@ -1,4 +1,4 @@
-"""Packed K/V planes: quantise then attend, so neither chunking nor a verify taken back changes bits; bytes as foreseen."""
+"""Packed K/V planes: quantise then attend, so that neither chunking nor a rollback changes bits; bytes foreseen."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def feed(model: HybridModel, cache: HybridCache, ids: Tensor, cuts: list[int]) -
 
 @pytest.mark.parametrize("pair", PAIRS, ids=IDS)
 def test_chunking_does_not_change_bits(model, pair):
-    ids = draw(model, 150)
+    ids = draw(model, 100)
     whole = cache_of(model, pair)
-    expected = feed(model, whole, ids, [150])
-    for cuts in ([1], [2], [3], [4], [5], [6], [7], [8], [9], [64], [63, 2, 70], [100, 1, 17], [1, 149]):
+    expected = feed(model, whole, ids, [100])
+    for cuts in ([1], [2], [3], [4], [5], [6], [7], [8], [9], [64], [63, 2, 35], [17, 1, 82], [1, 99]):
         cache = cache_of(model, pair)
         assert same_bits(feed(model, cache, ids, list(cuts)), expected), cuts
         assert cache.first_difference(whole) is None, cuts
-    assert not torch.equal(expected, feed(model, model.new_cache(), ids, [150]))  # and the format shows
+    assert not torch.equal(expected, feed(model, model.new_cache(), ids, [100]))  # and the format shows
 
 
 def test_a_row_that_attends_to_its_own_values_before_packing_would_be_caught(model, monkeypatch):
@@ -217,7 +217,7 @@ def test_a_session_holds_the_planes_of_plain_decoding(lively):
     options = wb.GenerateOptions(k=3, ignore_eos=True, k_format="q8_0", v_format="q5_1")
     session = wb.Session(lively, options=options)
     session.feed(draw(lively, 40, seed=5)[0].tolist())
-    session.burst(40)
+    session.burst(25)
     fresh = cache_of(lively, PAIRS[0])
     feed(lively, fresh, torch.tensor([session.tokens[:-1]]), [1])
     assert session.state.cache.first_difference(fresh) is None

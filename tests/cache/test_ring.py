@@ -11,7 +11,7 @@ from torch import Tensor
 import workbench as wb
 from workbench.cache.formats import FORMATS
 from workbench.cache.hybrid import STRATEGIES, HybridCache, same_bits
-from workbench.cache.kv import BLOCK, KVPlane
+from workbench.cache.kv import BLOCK, AttentionPlane
 from workbench.cache.ring import RingPlane
 from workbench.core.errors import UserError
 from workbench.model.attention import attend_exact, attend_fast, merge_blocks
@@ -45,18 +45,20 @@ def widths(total: int, most: int, seed: int) -> list[int]:
 
 
 def feed(model: HybridModel, cache: HybridCache, ids: Tensor, cuts: list[int]) -> Tensor:
-    out, at = [], 0
+    out, at = [torch.empty(1, 0, model.config.vocab_size)], 0
     for n in cuts:
-        out.append(model.forward(ids[:, at : at + n], cache).logits_BTV)
+        logits = model.forward(ids[:, at : at + n], cache).logits_BTV
+        assert logits is not None
+        out.append(logits)
         at += n
     return torch.cat(out, 1)
 
 
-def masked(model: HybridModel, window: int) -> HybridCache:
-    """A dense cache that keeps every row and masks all but the window."""
-    cache = model.new_cache()
+def masked(model: HybridModel, window: int, **formats: str) -> HybridCache:
+    """A cache that keeps every row and masks all but the window."""
+    cache = model.new_cache(**formats)
     for plane in cache.planes:
-        if isinstance(plane, KVPlane):
+        if isinstance(plane, AttentionPlane):
             plane.window = window
     return cache
 
@@ -113,7 +115,7 @@ def test_attention_is_full_attention_under_the_mask(window, widest):
     q, k, v = rows(300)
     truth, blocks = softmax64(q, k, v, window), all_blocks(q, k, v, window)
     assert torch.allclose(blocks.double(), truth, atol=2e-6)
-    for seed in range(4):
+    for seed in range(3):
         cuts = widths(300, widest, seed) if seed else [widest] * (300 // widest) + [300 % widest] * (300 % widest > 0)
         plane = ring(window, widest)
         assert same_bits(through(plane, q, k, v, cuts, attend_exact, EXACT), blocks)
@@ -151,23 +153,17 @@ def test_a_ring_that_reads_lapped_slots_would_be_caught():
 
 @pytest.mark.parametrize("kind", ["dense", "q8_0"])
 def test_the_model_with_a_ring_is_the_model_with_a_mask(model, kind):
-    ids = draw(model, 330)
+    ids = draw(model, 200)
     formats = dict(k_format=kind, v_format=kind)
-    whole = model.new_cache(window=W, widest=400, **formats) if kind != "dense" else masked(model, W)
-    expected = feed(model, whole, ids, [330])
-    assert same_bits(expected, feed(model, whole.__class__ and _like(model, kind), ids, [1] * 330))
-    for most, seed in [(1, 0), (2, 1), (9, 2), (16, 3), (16, 4)]:
+    whole = masked(model, W, **formats)
+    expected = feed(model, whole, ids, [200])
+    for most, seed in [(1, 0), (9, 2), (16, 3)]:
         cache = model.new_cache(window=W, widest=WIDEST, **formats)
-        assert same_bits(feed(model, cache, ids, widths(330, most, seed)), expected)
-        assert cache.lengths == [330] and all(plane.size == W - 1 + WIDEST for plane in cache.rings)
-        if kind != "dense":
-            assert cache.first_difference(whole) is None  # rings of two sizes
-    full = feed(model, model.new_cache(**formats), ids, [330])
+        assert same_bits(feed(model, cache, ids, widths(200, most, seed)), expected)
+        assert cache.lengths == [200] and all(plane.size == W - 1 + WIDEST for plane in cache.rings)
+        assert cache.first_difference(whole) is None
+    full = feed(model, model.new_cache(**formats), ids, [200])
     assert same_bits(full[:, :W], expected[:, :W]) and not torch.allclose(full[:, W:], expected[:, W:], atol=1e-3)
-
-
-def _like(model: HybridModel, kind: str) -> HybridCache:
-    return masked(model, W) if kind == "dense" else model.new_cache(window=W, widest=1, k_format=kind, v_format=kind)
 
 
 def test_a_window_as_long_as_the_text_is_no_window(model):
@@ -199,7 +195,7 @@ def test_ragged_batches_lap_on_their_own(model):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("prefix", [3, 60, 200])
+@pytest.mark.parametrize("prefix", [3, 60, 140])
 def test_every_keep_of_every_width(model, prefix, strategy):
     ids = draw(model, prefix + 12)
     start = model.new_cache(window=W, widest=9, strategy=strategy)
@@ -304,7 +300,9 @@ def test_a_truncation_to_lapped_rows_is_refused_and_any_other_is_right(model):
     whole.fork().truncate(54)
     for to in (53, 20, 1):
         cache = whole.fork()
-        with pytest.raises(UserError, match=f"cannot go back to {to} rows: with window=8 .* before 47 have been lapped"):
+        with pytest.raises(
+            UserError, match=f"cannot go back to {to} rows: .* before 47 have been lapped"
+        ):
             cache.truncate(to)
         assert cache.lengths == [63] and cache.first_difference(whole) is None
     cache = whole.fork()
@@ -343,16 +341,16 @@ def test_an_interrupted_forward_is_rolled_back(model, monkeypatch):
 
 @pytest.mark.parametrize("formats", [("dense", "dense"), ("q8_0", "q5_1"), ("fp8", "fp8")], ids="/".join)
 def test_greedy_speculation_is_plain_decoding_under_the_window(model, formats):
-    given = dict(max_new_tokens=40, ignore_eos=True, window=W, chunk=16, k_format=formats[0], v_format=formats[1])
-    prompt = draw(model, 200, seed=4)[0].tolist()
+    given = dict(max_new_tokens=25, ignore_eos=True, window=W, chunk=16, k_format=formats[0], v_format=formats[1])
+    prompt = draw(model, 90, seed=4)[0].tolist()
     plain = wb.generate(model, prompt, k=0, **given).tokens
-    cache, own = model.new_cache(window=W, widest=200, k_format=formats[0], v_format=formats[1]), []
+    cache, own = model.new_cache(window=W, widest=90, k_format=formats[0], v_format=formats[1]), []
     step = [prompt]
-    for _ in range(40):
+    for _ in range(25):
         own.append(int(model.forward(torch.tensor(step), cache, logits="last").logits_BTV[0, 0].argmax()))
         step = [[own[-1]]]
-    assert list(plain) == own and len(set(own)) > 15
-    for more in (dict(k=3), dict(k=7, strategy="tape"), dict(k=2, strategy="snapshot"), dict(k=3, rowwise=True)):
+    assert list(plain) == own and len(set(own)) > 12
+    for more in (dict(k=3), dict(k=7, strategy="tape"), dict(k=2, strategy="snapshot")):
         assert wb.generate(model, prompt, **given, **more).tokens == plain, more
     if formats == ("dense", "dense"):
         assert wb.generate(model, prompt, k=0, **{**given, "window": None}).tokens != plain

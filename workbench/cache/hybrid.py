@@ -299,8 +299,7 @@ class HybridCache:
             for seq, length in enumerate(self.lengths):
                 for name, x, y in zip("kv", a.stored(seq, length), b.stored(seq, length), strict=True):
                     if not same_bits(x, y):
-                        row = (x != y).any(-1).any(0).nonzero()
-                        at = int(row[0]) + a.oldest(length) if len(row) else -1
+                        at = a.oldest(length) + int((x != y).any(-1).any(0).nonzero()[0])
                         return f"layer {layer}: {name} of sequence {seq} differs first in row {at}"
         return None
 

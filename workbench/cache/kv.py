@@ -48,7 +48,7 @@ class AttentionPlane(ABC):
 
     @abstractmethod
     def stored(self, b: int, length: int) -> tuple[Tensor, Tensor]:
-        """What is kept of the rows that may still be seen, [N, rows, bytes or D]; the last is row ``length`` - 1."""
+        """Bytes [N, rows, bytes of a row] of the rows that may still be seen; the last is row ``length`` - 1."""
 
     @abstractmethod
     def reserve(self, rows: int) -> None:
@@ -104,8 +104,10 @@ class KVPlane(AttentionPlane):
         return self.k_BNSD[b, :, start:stop], self.v_BNSD[b, :, start:stop]
 
     def stored(self, b: int, length: int) -> tuple[Tensor, Tensor]:
-        """The rows themselves."""
-        return self.rows(b, length)
+        """The rows' own bytes."""
+        start = self.oldest(length)
+        k, v = (x[b, :, start:length].contiguous().view(torch.uint8) for x in (self.k_BNSD, self.v_BNSD))
+        return k, v
 
     def fork(self) -> KVPlane:
         """An independent copy."""
