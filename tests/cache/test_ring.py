@@ -300,9 +300,7 @@ def test_a_truncation_to_lapped_rows_is_refused_and_any_other_is_right(model):
     whole.fork().truncate(54)
     for to in (53, 20, 1):
         cache = whole.fork()
-        with pytest.raises(
-            UserError, match=f"cannot go back to {to} rows: .* before 47 have been lapped"
-        ):
+        with pytest.raises(UserError, match=f"cannot go back to {to} rows: .* before 47 have been lapped"):
             cache.truncate(to)
         assert cache.lengths == [63] and cache.first_difference(whole) is None
     cache = whole.fork()
