@@ -140,6 +140,14 @@ def test_a_packed_ring_is_full_attention_over_the_unpacked_rows(kind):
         assert same_bits(through(ring(kind=kind), q, k, v, widths(200, WIDEST, seed), attend_exact, EXACT), blocks)
 
 
+def test_zeros_of_either_sign_change_nothing():
+    q, k, v = rows(150)
+    v[..., ::2] = -0.0
+    for window in (1, W, 64):
+        blocks = all_blocks(q, k, v, window)
+        assert same_bits(through(ring(window), q, k, v, widths(150, WIDEST, 1), attend_exact, EXACT), blocks)
+
+
 def test_a_ring_that_reads_lapped_slots_would_be_caught():
     q, k, v = rows(300)
     blocks = all_blocks(q, k, v, W)
@@ -149,6 +157,15 @@ def test_a_ring_that_reads_lapped_slots_would_be_caught():
         assert not torch.equal(through(short, q, k, v, [WIDEST] * 18 + [12], attend_exact, EXACT), blocks)
     late = ring(W + 1)  # a window one too long
     assert not torch.equal(through(late, q, k, v, [WIDEST] * 18 + [12], attend_exact, EXACT), blocks)
+
+
+def test_bfloat16_as_well(tiny):
+    half = tiny(ratio=2, layer_types=LAYERS, head_dim=32).to(torch.bfloat16)
+    ids = draw(half, 100)
+    for formats in ({}, dict(k_format="q8_0", v_format="q5_1"), dict(k_format="fp8", v_format="fp8")):
+        expected = feed(half, masked(half, W, **formats), ids, [100])
+        cache = half.new_cache(window=W, widest=WIDEST, **formats)
+        assert same_bits(feed(half, cache, ids, widths(100, WIDEST, 3)), expected)
 
 
 @pytest.mark.parametrize("kind", ["dense", "q8_0"])

@@ -26,6 +26,13 @@ def test_json_is_one_object(run):
     assert data["summary"]["exact"] is False
 
 
+def test_cache_formats_and_a_window_are_options(run, refused):
+    ask = ("generate", "def main(", *SHORT, "--json", "--k-format", "q8_0", "--v-format", "q5_1", "--window", "4")
+    assert run(*ask).data["token_ids"] == run(*ask, "--k", "0").data["token_ids"]
+    says = refused("generate", "x", "--k-format", "q4")
+    assert "q8_0" in says and "q5_1" in says
+
+
 def test_prompts_come_from_a_file_or_stdin_as_they_are(run, tmp_path):
     file = tmp_path / "prompt.txt"
     file.write_text("def main(", "utf-8")
