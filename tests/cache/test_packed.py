@@ -19,7 +19,7 @@ from workbench.model.memory import CacheShape
 from workbench.model.ops import Numerics
 
 LAYERS = (LINEAR, FULL, LINEAR, FULL)
-PAIRS = [("q8_0", "q5_1"), ("q8_0", "q8_0"), ("q5_1", "dense"), ("fp8", "fp8"), ("dense", "q8_0")]
+PAIRS = [("q8_0", "q5_1"), ("fp8", "fp8"), ("q5_1", "dense"), ("dense", "q8_0")]
 IDS = ["/".join(pair) for pair in PAIRS]
 
 
@@ -114,7 +114,7 @@ def test_attention_reads_what_was_kept_and_stays_within_the_formats_bound(pair):
         assert float((a - c).abs().max()) > 1e-4
 
 
-@pytest.mark.parametrize("pair", PAIRS[:1] + PAIRS[3:4], ids=IDS[:1] + IDS[3:4])
+@pytest.mark.parametrize("pair", PAIRS[:2], ids=IDS[:2])
 def test_fast_mode_is_equal_up_to_rounding(tiny, pair):
     """A change of one rounding may move a packed value by a whole step, which is what the tolerance allows for."""
     fast = tiny(ratio=2, layer_types=LAYERS, head_dim=32, exact=False)
@@ -128,7 +128,7 @@ def test_fast_mode_is_equal_up_to_rounding(tiny, pair):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("pair", PAIRS[:1] + PAIRS[3:4], ids=IDS[:1] + IDS[3:4])
+@pytest.mark.parametrize("pair", PAIRS[:2], ids=IDS[:2])
 def test_every_keep_of_every_width(model, pair, strategy):
     ids = draw(model, 80)
     start = cache_of(model, pair, strategy=strategy)
@@ -180,7 +180,7 @@ def test_a_difference_names_layer_plane_and_row(model):
     assert a.first_difference(b) == "layer 3: v of sequence 0 differs first in row 17"
     c = cache_of(model, PAIRS[1])
     feed(model, c, ids, [30])
-    assert "layer 1: cache formats differ: q8_0/q5_1 with window=None and q8_0/q8_0" in a.first_difference(c)
+    assert "layer 1: cache formats differ: q8_0/q5_1 with window=None and fp8/fp8" in a.first_difference(c)
 
 
 def test_the_drafters_rows_take_a_format_and_a_truncation(model):

@@ -110,7 +110,7 @@ def through(plane: RingPlane, q: Tensor, k: Tensor, v: Tensor, cuts: list[int], 
 # --------------------------------------------------------------------------------- equal to the mask, laps later
 
 
-@pytest.mark.parametrize("window, widest", [(1, 1), (1, 9), (8, 1), (8, 16), (63, 9), (64, 16), (65, 7), (150, 40)])
+@pytest.mark.parametrize("window, widest", [(1, 9), (8, 1), (8, 16), (64, 16), (65, 7), (150, 40)])
 def test_attention_is_full_attention_under_the_mask(window, widest):
     q, k, v = rows(300)
     truth, blocks = softmax64(q, k, v, window), all_blocks(q, k, v, window)
@@ -212,7 +212,7 @@ def test_ragged_batches_lap_on_their_own(model):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("prefix", [3, 60, 140])
+@pytest.mark.parametrize("prefix", [3, 140])
 def test_every_keep_of_every_width(model, prefix, strategy):
     ids = draw(model, prefix + 12)
     start = model.new_cache(window=W, widest=9, strategy=strategy)
