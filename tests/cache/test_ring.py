@@ -413,6 +413,32 @@ def test_refusals(model):
         model.new_cache(window=4, widest=0)
 
 
+def test_planes_grow_with_a_capacity_and_move_by_their_bytes(model):
+    ids = draw(model, 120)
+    for formats in ({}, dict(k_format="q8_0", v_format="q5_1"), dict(window=W, widest=30), dict(window=60, widest=30)):
+        small = model.new_cache(capacity=30, **formats)
+        feed(model, small, ids[:, :25], [25])
+        held = [plane.nbytes for plane in small.planes]
+        large = model.new_cache(capacity=512, **formats)
+        large.planes = [p.enlarged(512) if isinstance(p, AttentionPlane) else p.fork() for p in small.planes]
+        large.rings = [p for p in large.planes if isinstance(p, RingPlane)]
+        large.lengths = [25]
+        assert [plane.nbytes for plane in small.planes] == held
+        moved, fresh = model.new_cache(**formats), model.new_cache(**formats)
+        feed(model, fresh, ids[:, :25], [25])
+        for a, b in zip(fresh.planes, moved.planes):
+            if isinstance(a, AttentionPlane):
+                b.load(0, 25, *a.stored(0, 25))
+            else:
+                b.conv_BWC, b.state_BHKV = a.conv_BWC, a.state_BHKV
+        moved.lengths = [25]
+        assert moved.first_difference(fresh) is None
+        expected = feed(model, fresh, ids[:, 25:], [19] * 5)
+        for cache in (large, moved):
+            assert same_bits(feed(model, cache, ids[:, 25:], [19] * 5), expected)
+            assert cache.first_difference(fresh) is None
+
+
 def test_bytes_do_not_grow_with_the_text(model):
     cache = model.new_cache(window=W, widest=9, k_format="q8_0", v_format="q5_1")
     sizes = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -49,6 +50,14 @@ class AttentionPlane(ABC):
     @abstractmethod
     def stored(self, b: int, length: int) -> tuple[Tensor, Tensor]:
         """Bytes [N, rows, bytes of a row] of the rows that may still be seen; the last is row ``length`` - 1."""
+
+    @abstractmethod
+    def load(self, b: int, length: int, k_NRP: Tensor, v_NRP: Tensor) -> None:
+        """Take into an empty sequence what ``stored(b, length)`` of a plane of the same kind gave."""
+
+    @abstractmethod
+    def enlarged(self, capacity: int) -> AttentionPlane:
+        """This plane with its rows for up to ``capacity`` rows per sequence allocated; itself it stays as it is."""
 
     @abstractmethod
     def reserve(self, rows: int) -> None:
@@ -108,6 +117,19 @@ class KVPlane(AttentionPlane):
         start = self.oldest(length)
         k, v = (x[b, :, start:length].contiguous().view(torch.uint8) for x in (self.k_BNSD, self.v_BNSD))
         return k, v
+
+    def load(self, b: int, length: int, k_NRP: Tensor, v_NRP: Tensor) -> None:
+        """Take the bytes of rows."""
+        self.reserve(length)
+        start, dtype = self.oldest(length), self.k_BNSD.dtype
+        self.k_BNSD[b, :, start:length] = k_NRP.contiguous().view(dtype)
+        self.v_BNSD[b, :, start:length] = v_NRP.contiguous().view(dtype)
+
+    def enlarged(self, capacity: int) -> KVPlane:
+        """This plane with room for ``capacity`` rows."""
+        twin = copy(self)
+        twin.reserve(-(-capacity // BLOCK) * BLOCK)
+        return twin
 
     def fork(self) -> KVPlane:
         """An independent copy."""

@@ -12,6 +12,7 @@ Legend: B sequences, T rows, N key/value heads, D head width, S rows held, P byt
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -100,10 +101,22 @@ class PackedPlane(AttentionPlane):
         k, v = (self._get(packed[b], self.oldest(length), length) for packed in self.packed_BNSP)
         return k, v
 
+    def load(self, b: int, length: int, k_NRP: Tensor, v_NRP: Tensor) -> None:
+        """Take packed rows."""
+        self.reserve(length)
+        for packed, rows in zip(self.packed_BNSP, (k_NRP, v_NRP), strict=True):
+            self._put(packed[b], self.oldest(length), rows)
+
+    def enlarged(self, capacity: int) -> PackedPlane:
+        """This plane with room for ``capacity`` rows, or as many as it ever holds."""
+        twin = copy(self)
+        twin.packed_BNSP = list(self.packed_BNSP)
+        twin.reserve(-(-capacity // BLOCK) * BLOCK)
+        return twin
+
     def fork(self) -> PackedPlane:
         """An independent copy."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
+        twin = copy(self)
         twin.packed_BNSP = [packed.clone() for packed in self.packed_BNSP]
         return twin
 

@@ -16,6 +16,7 @@ Legend: B sequences, N key/value heads, S slots, P bytes of a packed row, R rows
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -57,13 +58,16 @@ class RingPlane(PackedPlane):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.window = window
-        self.size = min(window - 1 + widest, capacity)
-        self.widest = widest if self.size < capacity else capacity
+        self.window, self._asked = window, widest
+        self._set_capacity(capacity)
         super().__init__(batch, heads, dim, k_format=k_format, v_format=v_format, dtype=dtype, device=device)
         self.intact = [0] * batch  # first position that no later row has lapped
         self._marked: list[int] | None = None
         self._aside: list[list[Tensor]] = []
+
+    def _set_capacity(self, capacity: int) -> None:
+        self.size = min(self.window - 1 + self._asked, capacity)
+        self.widest = self._asked if self.size < capacity else capacity
 
     @property
     def most_rows(self) -> int:
@@ -89,6 +93,19 @@ class RingPlane(PackedPlane):
     def _slots(self, start: int, stop: int, like: Tensor) -> Tensor:
         """Slots of these positions; a slot not allocated yet, whose position none may see, gives the last one."""
         return (torch.arange(start, stop, device=like.device) % self.size).clamp_(max=self.held - 1)
+
+    def load(self, b: int, length: int, k_NRP: Tensor, v_NRP: Tensor) -> None:
+        """Take packed rows of a window; those before it count as lapped."""
+        super().load(b, length, k_NRP, v_NRP)
+        self.intact[b] = self.oldest(length)
+
+    def enlarged(self, capacity: int) -> RingPlane:
+        """This ring for texts of up to ``capacity`` rows, which is more slots only while the capacity bounds them."""
+        twin = copy(self)
+        twin._set_capacity(capacity)  # a ring that capacity bounded has not lapped: its slots are its positions
+        twin.intact, twin.packed_BNSP = list(self.intact), list(self.packed_BNSP)
+        twin.reserve(twin.size)
+        return twin
 
     # ---------------------------------------------------------------------------------------------- transactions
 

@@ -89,7 +89,11 @@ def add_common(
 
 @contextmanager
 def workplace(args: argparse.Namespace) -> Iterator[None]:
-    """Run a verb with its threads and its progress; whatever it prints goes to stderr, stdout is for the outcome."""
+    """Run a verb with its threads and its progress; whatever it prints goes to stderr, stdout is for the outcome.
+
+    ``args.stdout`` is left for a verb whose outcome is shown as it comes.
+    """
+    args.stdout = sys.stdout
     if args.seed is not None:
         check_int("seed", args.seed, low=0)
     threads = getattr(args, "threads", None)

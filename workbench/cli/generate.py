@@ -99,8 +99,9 @@ def run(args: argparse.Namespace) -> Outcome:
         grammar = read_grammar(args, model)
         if args.stream:
             for chunk in stream(model, prompt or "", options=options, grammar=grammar):
-                print(chunk.text, end="", file=sys.__stdout__, flush=True)
+                print(chunk.text, end="", file=args.stdout, flush=True)
                 result = chunk.generation
+            print(file=args.stdout)
         else:
             result = generate(model, prompt or "", options=options, force=ids, grammar=grammar)
     assert result is not None
@@ -173,7 +174,7 @@ def _ids(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(i) for i in text.split(","))
     except ValueError:
-        raise UserError(f"--stop-token-ids {text!r} is not valid: write token ids as 12,13") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid: write token ids as 12,13") from None
 
 
 def _prompt(args: argparse.Namespace) -> str | None:

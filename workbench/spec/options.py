@@ -185,6 +185,6 @@ def refuse_anticipating(policy: Policy) -> None:
     """
     if policy.anticipating:
         raise UserError(
-            f"accept='ratio' with {policy!r} would bend the target's law, since the policy reads a token already drawn "
-            "to decide whether it is drafted: use accept='coupled', p_min_reads='top', or p_min=0"
+            f"accept='ratio' with this {type(policy).__name__} policy would bend the target's law, since it reads a "
+            "token already drawn to decide whether it is drafted: use accept='coupled', p_min_reads='top', or p_min=0"
         )
