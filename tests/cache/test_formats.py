@@ -20,10 +20,10 @@ def samples(dim: int = 64, rows: int = 60, seed: int = 0) -> Tensor:
     """Rows of many sizes, and the awkward ones: zeros, constants, ties, one outlier, subnormal scales, -0."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, dim, generator=generator) * 10.0 ** torch.linspace(-9, 4, rows)[:, None]
-    ties = (torch.arange(dim) % 64 - 31.5) * 2 / 127
-    ties[0], ties[32 % dim] = 1.0, -1.0
+    ties = torch.arange(dim) % 32 - 15.5
+    ties[::32] = 127.0  # so that q8_0's scale is 1
     odd = [torch.zeros(dim), -torch.zeros(dim), torch.full((dim,), 0.3), torch.full((dim,), -2e-7), ties]
-    odd += [torch.eye(dim)[3] * 50, torch.arange(dim) / 31, torch.full((dim,), 1e-40), torch.eye(dim)[1] * 3e-39]
+    odd += [torch.eye(dim)[3] * 50, torch.arange(dim) % 32 / 2.0, torch.full((dim,), 1e-40), torch.eye(dim)[1] * 3e-39]
     return torch.cat([x, torch.stack(odd)])
 
 
