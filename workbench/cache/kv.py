@@ -5,7 +5,7 @@ Legend: B sequences, T rows, N key/value heads, D head width, S rows held.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -51,6 +51,27 @@ class KVPlane:
     def rows(self, b: int, length: int) -> tuple[Tensor, Tensor]:
         """K and V rows [N, length, D] of sequence ``b``."""
         return self.k_BNSD[b, :, :length], self.v_BNSD[b, :, :length]
+
+    @property
+    def layout(self) -> str:
+        """Shape and format of a row, in words; states move only between planes of one layout."""
+        _, n, _, d = self.k_BNSD.shape
+        return f"K/V {n}x{d} {str(self.k_BNSD.dtype).removeprefix('torch.')}"
+
+    def shapes(self, length: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of what ``export`` gives."""
+        _, n, _, d = self.k_BNSD.shape
+        return {"k": (n, length, d), "v": (n, length, d)}
+
+    def export(self, length: int) -> dict[str, Tensor]:
+        """Copies of the first ``length`` rows of a cache of one sequence: k and v, [N, length, D]."""
+        k, v = self.rows(0, length)
+        return {"k": k.clone(memory_format=torch.contiguous_format), "v": v.clone(memory_format=torch.contiguous_format)}
+
+    def adopt(self, state: Mapping[str, Tensor], length: int) -> None:
+        """Hold exported rows as the first ones of a cache of one sequence."""
+        k, v = (state[name].to(self.k_BNSD.device).transpose(0, 1).unsqueeze(0) for name in ("k", "v"))
+        self.append(k, v, [0], [length])
 
     def fork(self) -> KVPlane:
         """An independent copy."""
