@@ -66,7 +66,10 @@ class KVPlane:
     def export(self, length: int) -> dict[str, Tensor]:
         """Copies of the first ``length`` rows of a cache of one sequence: k and v, [N, length, D]."""
         k, v = self.rows(0, length)
-        return {"k": k.clone(memory_format=torch.contiguous_format), "v": v.clone(memory_format=torch.contiguous_format)}
+        return {
+            "k": k.clone(memory_format=torch.contiguous_format),
+            "v": v.clone(memory_format=torch.contiguous_format),
+        }
 
     def adopt(self, state: Mapping[str, Tensor], length: int) -> None:
         """Hold exported rows as the first ones of a cache of one sequence."""

@@ -136,7 +136,10 @@ class RecurrentPlane:
     def export(self, length: int) -> dict[str, Tensor]:
         """Copies of the window and the state of a cache of one sequence."""
         kind = torch.contiguous_format
-        return {"conv": self.conv_BWC[0].clone(memory_format=kind), "state": self.state_BHKV[0].clone(memory_format=kind)}
+        return {
+            "conv": self.conv_BWC[0].clone(memory_format=kind),
+            "state": self.state_BHKV[0].clone(memory_format=kind),
+        }
 
     def adopt(self, state: Mapping[str, Tensor], length: int) -> None:
         """Hold an exported window and state, in a cache of one sequence."""

@@ -15,8 +15,9 @@ from workbench.core.errors import UserError, check_int
 from workbench.model.hybrid import HybridModel
 from workbench.spec.generate import make_options
 from workbench.spec.options import GenerateOptions
-from workbench.spec.prefix import PrefixEntry, capture, restore
+from workbench.spec.prefix import PrefixEntry, capture, restore, restored
 from workbench.spec.session import Session
+from workbench.spec.sink import Sink
 from workbench.spec.store import PrefixStore
 
 HOW = {
@@ -61,6 +62,17 @@ class Reply:
         return card("Reply", rows)._repr_html_()
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """A session at the end of a rendered conversation, its first token chosen into the sink."""
+
+    session: Session
+    sink: Sink
+    how: str
+    saved: int
+    marks: tuple[PrefixEntry, ...] = ()  # of before the prompt's end
+
+
 class Chat:
     """A conversation with a model.
 
@@ -94,8 +106,11 @@ class Chat:
         self.options = make_options(options, given, full_force=False)
         self.messages: list[dict[str, Any]] = [dict(message) for message in messages]
         self.replies: list[Reply] = []
+        self._captures = self.options.primed and self.options.refresh  # else the drafter's rows are not the text's
         self._session: Session | None = None
-        self._marks: list[PrefixEntry] = []  # of the last turn: before it, before its generation tail, at its prompt end
+        self._marks: list[
+            PrefixEntry
+        ] = []  # of the last turn: before it, before its generation tail, at its prompt end
 
     @property
     def session(self) -> Session | None:
@@ -120,12 +135,15 @@ class Chat:
         check_int("max_new_tokens", limit, low=1)
         messages = [*self.messages, {"role": role, "content": message}]
         ids, stable = self._rendered(messages)
-        how, saved, recomputed = self._feed_session(ids, stable, limit)
-        session = self._session
-        assert session is not None
-        sink = self._sink
+        wanted = sorted({at for at in (stable, len(ids)) if at}) if self._captures else []
+        turn = self._turn(ids, wanted, limit)
+        session, sink = turn.session, turn.sink
+        self._session, self._marks = session, [*turn.marks, *session.captured]
+        if self.store is not None:
+            for entry in session.captured:
+                self.store.put(entry)
         finish = session.burst(limit - 1, sink=sink)
-        reply = Reply(sink.text, sink.tokens, finish, how, saved, recomputed)
+        reply = Reply(sink.text, sink.tokens, finish, turn.how, turn.saved, len(ids) - turn.saved)
         self.messages = [*messages, {"role": "assistant", "content": reply.text}]
         self.replies.append(reply)
         return reply
@@ -150,49 +168,28 @@ class Chat:
         )
         return whole, _common(whole, plain)
 
-    def _feed_session(self, ids: list[int], stable: int, limit: int) -> tuple[str, int, int]:
-        """Bring a session to the end of the prompt; how, tokens saved and tokens fed."""
-        wanted = sorted({at for at in (stable, len(ids)) if at})
-        session = self._session
-        held = session.tokens if session is not None else []
+    def _turn(self, ids: list[int], wanted: Sequence[int], limit: int) -> _Turn:
+        """Bring a session to the end of the prompt by the least work, capturing at the lengths wanted on the way."""
+        session, opts = self._session, self.options
+        held = [] if session is None else session.tokens
         if session is not None and len(held) < len(ids) and ids[: len(held)] == held:
-            saved = len(held) - 1
-            marks = [capture(session)]
-            self._sink = session.sink(limit, text=True)
-            session.feed(ids[len(held) :], sink=self._sink, boundaries=[at for at in wanted if at > saved])
-            return self._turn(session, marks, "extended", saved, ids)
-        fresh = Session(self.model, options=self.options, capacity=self.capacity)
-        self._sink = fresh.sink(limit, text=True)
-        fits = [mark for mark in self._marks if tuple(ids[: len(mark)]) == mark.tokens]
+            marks = (capture(session),) if self._captures else ()
+            sink = session.sink(limit, text=True)
+            rows = len(held) - 1
+            session.feed(ids[len(held) :], sink=sink, boundaries=[at for at in wanted if at > rows])
+            return _Turn(session, sink, "extended", rows, marks)
+        fresh = Session(self.model, options=opts, capacity=self.capacity)
+        sink = fresh.sink(limit, text=True)
+        fits = tuple(mark for mark in self._marks if tuple(ids[: len(mark)]) == mark.tokens)
         if fits:
             mark = max(fits, key=len)
-            restore(fresh, mark, ids, sink=self._sink, boundaries=[at for at in wanted if at > len(mark)])
-            return self._turn(fresh, fits, "rewound", len(mark), ids)
+            restore(fresh, mark, ids, sink=sink, boundaries=[at for at in wanted if at > len(mark)])
+            return _Turn(fresh, sink, "rewound", len(mark), fits)
         if self.store is not None:
-            fresh = Session.from_prefix(
-                self.model,
-                ids,
-                self.store,
-                boundaries=wanted,
-                sink=self._sink,
-                options=self.options,
-                capacity=self.capacity,
-            )
-            assert fresh.reuse is not None
-            saved = fresh.reuse.reused
-            return self._turn(fresh, [], "restored" if saved else "fresh", saved, ids)
-        fresh.feed(ids, sink=self._sink, boundaries=wanted)
-        return self._turn(fresh, [], "fresh", 0, ids)
-
-    def _turn(
-        self, session: Session, marks: Sequence[PrefixEntry], how: str, saved: int, ids: Sequence[int]
-    ) -> tuple[str, int, int]:
-        """Take a session that stands at the prompt's end, and keep and publish what it captured."""
-        self._session, self._marks = session, [*marks, *session.captured]
-        if self.store is not None:
-            for entry in session.captured:
-                self.store.put(entry)
-        return how, saved, len(ids) - saved
+            reuse = restored(fresh, ids, self.store, boundaries=wanted, sink=sink)
+            return _Turn(fresh, sink, "restored" if reuse.reused else "fresh", reuse.reused)
+        fresh.feed(ids, sink=sink, boundaries=wanted)
+        return _Turn(fresh, sink, "fresh", 0)
 
     def _repr_html_(self) -> str:
         from workbench.display import card

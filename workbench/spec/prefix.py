@@ -148,8 +148,8 @@ def capture_at(session: Session, tokens: Sequence[int], boundary: Boundary) -> P
     if drafter is not None:
         if state.records and not (drafter.primed and drafter.refresh):
             raise CapabilityError(
-                "a drafter with refresh=False or primed=False keeps rows that the text alone does not give, so no entry "
-                "can be taken after a burst: capture at the prompt, or use the defaults"
+                "a drafter with refresh=False or primed=False keeps rows that the text alone does not give, so no "
+                "entry can be taken after a burst: capture at the prompt, or use the defaults"
             )
         held, counts = drafter.export()
         tensors |= {DRAFTER + name: x for name, x in held.items()}
@@ -208,7 +208,9 @@ def check_entry(session: Session, entry: PrefixEntry, tokens: Sequence[int]) -> 
     if n == 0:
         raise UserError("the entry is of no tokens: capture after at least one")
     if n > len(tokens):
-        raise UserError(f"the entry is of {n} tokens and the prompt of {len(tokens)}: use one no longer than the prompt")
+        raise UserError(
+            f"the entry is of {n} tokens and the prompt of {len(tokens)}: use one no longer than the prompt"
+        )
     if tuple(tokens[:n]) != entry.tokens:
         at = next(i for i, (a, b) in enumerate(zip(tokens, entry.tokens)) if a != b)
         raise UserError(
@@ -284,7 +286,9 @@ def restore(
         UserError: The entry does not fit, or the rest cannot be fed; the sentence says why.
         Cancelled: The sink was cancelled.
     """
-    text = list(entry.tokens) if tokens is None else token_ids("the prompt", tokens, session.state.model.config.vocab_size)
+    text = (
+        list(entry.tokens) if tokens is None else token_ids("the prompt", tokens, session.state.model.config.vocab_size)
+    )
     check_entry(session, entry, text)
     place(session, entry)
     try:

@@ -16,9 +16,9 @@ from workbench.sampling.pick import picks
 from workbench.spec.choose import Walk
 from workbench.spec.options import GenerateOptions, refuse_anticipating
 from workbench.spec.policies import Policy
+from workbench.spec.prefix import PrefixEntry, Reuse, capture_at, restored
 from workbench.spec.prompt import token_ids
 from workbench.spec.proposers import MTPProposer, Proposer
-from workbench.spec.prefix import PrefixEntry, Reuse, capture_at, restored
 from workbench.spec.round import Boundary, DecodeState, run_round
 from workbench.spec.sink import Sink
 from workbench.spec.telemetry import StepProbe
@@ -218,7 +218,9 @@ class Session:
         sunk = sink.mark() if sink is not None else None
         ckpt = state.cache.checkpoint(cut=False)
         try:
-            end, captured = (anchor, []) if anchor is not None and not len(new) else self._prefill(new, text, boundaries, sink)
+            end, captured = (
+                (anchor, []) if anchor is not None and not len(new) else self._prefill(new, text, boundaries, sink)
+            )
             logits_V = end.logits_V
             if force is None:
                 mask = None if walk is None else walk.mask(()).to(logits_V.device)
@@ -247,7 +249,7 @@ class Session:
     def _prefill(
         self, new_T: torch.Tensor, text: Sequence[int], boundaries: Sequence[int], sink: Sink | None
     ) -> tuple[Boundary, list[PrefixEntry]]:
-        """Run tokens through target and drafter, chunk by chunk, parted at the boundaries; the last row, and entries."""
+        """Run tokens through target and drafter, in chunks parted at the boundaries; the last row, and entries."""
         state, model, opts = self.state, self.state.model, self.options
         wanted, begin = set(boundaries), state.cache.lengths[0]
         cuts = sorted(at - begin for at in wanted)
