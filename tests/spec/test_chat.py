@@ -10,6 +10,7 @@ import pytest
 import workbench as wb
 from workbench.core.errors import UserError
 from workbench.model.hybrid import HybridModel
+from workbench.model.tokenizer import Tokenizer
 from workbench.spec.chat import Chat, Reply
 
 FIRST, SECOND, THIRD = "Write a function that adds two numbers.", "And one that multiplies?", "Thanks."
@@ -60,6 +61,22 @@ def test_a_reply_that_encodes_to_other_ids_is_taken_up_at_the_turns_start(demo: 
     second = chat.say(SECOND)
     assert second.how == "rewound" and second.saved >= first.recomputed - 4
     assert second.tokens == fresh(chat, max_new_tokens=8)
+
+
+def test_a_generation_tail_that_later_turns_drop_is_rewound(demo: HybridModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = demo.tokenizer
+    assert own is not None
+    template = own.config["chat_template"]
+    tail = "{% if add_generation_prompt %}"
+    assert tail in template
+    template = template + tail + "Let me think.\n{% endif %}"
+    monkeypatch.setattr(demo, "tokenizer", Tokenizer(own.backend, {**own.config, "chat_template": template}, "other"))
+    chat = Chat(demo, max_new_tokens=6)
+    first = chat.say(FIRST)
+    _, stable = chat._rendered(chat.messages[:-1])
+    second = chat.say(SECOND)
+    assert first.recomputed > stable and (second.how, second.saved) == ("rewound", stable)
+    assert second.tokens == fresh(chat, max_new_tokens=6)
 
 
 def test_without_a_store_or_a_common_prefix_the_conversation_is_fed_anew(demo: HybridModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -162,6 +163,47 @@ def test_after_bursts_and_with_suffixes_around_the_chunk(lively, same, suffix: i
     restore(session, entry, text)
     assert same(session, fed(lively.model, text, k=k)) is None
     assert entry_difference(capture(session), capture(fed(lively.model, text, k=k))) is None
+
+
+def test_in_the_middle_of_a_burst(lively, same) -> None:
+    session = fed(lively.model, TEXT)
+    rounds = session.rounds(12)
+    for _ in range(3):
+        next(rounds)
+        entry = capture(session)
+        direct = fed(lively.model, list(entry.tokens))
+        assert entry_difference(entry, capture(direct)) is None
+    while next(rounds, None) is not None:
+        pass
+    whole = fed(lively.model, TEXT)
+    whole.burst(12)
+    assert same(session, whole) is None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_history_of_feeds_and_bursts(lively, same, seed: int) -> None:
+    rng = random.Random(seed)
+    options = rng.choice(
+        [{}, {"k": 0}, {"adaptive": True, "k": 5}, {"temperature": 1.0}, {"temperature": 1.0, "accept": "ratio"}]
+    )
+    session, entries = new(lively.model, capacity=200, **options), []
+    for _ in range(6):
+        rows = session.state.cache.lengths[0]
+        given = [rng.randrange(211) for _ in range(rng.randint(1, 2 * CHUNK + 1))]
+        last = len(session.tokens) + len(given)
+        session.feed(given, boundaries=rng.sample(range(rows + 1, last + 1), min(2, last - rows)))
+        entries += session.captured
+        session.burst(rng.randint(0, 8))
+        entries.append(capture(session))
+        if rng.random() < 0.4:
+            text = [*session.tokens, rng.randrange(211)]
+            session = new(lively.model, capacity=200, **options)
+            usable = [entry for entry in entries if tuple(text[: len(entry)]) == entry.tokens]
+            restore(session, rng.choice(usable), text)
+            assert same(session, fed(lively.model, text, capacity=200, **options)) is None
+    for entry in rng.sample(entries, 4):
+        direct = fed(lively.model, list(entry.tokens), capacity=200, **options)
+        assert entry_difference(entry, capture(direct)) is None
 
 
 def test_boundaries_of_a_second_feed_count_from_the_start(lively) -> None:

@@ -32,9 +32,10 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
         quick: A short prompt and few repeats.
 
     Yields:
-        Seconds from a prompt to its pending token: primed, restored from memory, from disk, and restored but for a
-        short suffix, with ratios to priming, and the entry's bytes; then seconds of a commit per kept rows of a verify
-        by each strategy, with ratios to restoring a snapshot and running the kept rows again.
+        Milliseconds from a prompt to its pending token: primed, restored from memory, from disk, and restored but for
+        a short suffix, with ratios to priming (how many times faster), and the entry's bytes; then milliseconds of a
+        commit per kept rows of a verify by each strategy, with ratios to restoring a snapshot and running the kept
+        rows again.
     """
     length, repeats = (200, 2) if quick else (TOKENS, 15)
     for exact in (True, False):
@@ -78,16 +79,16 @@ def _restores(model: HybridModel, length: int, repeats: int) -> Iterator[dict[st
         }
         seconds = interleave(arms, items, repeats=repeats, desc=f"restores, {facts['mode']}")
     for name, values in seconds.items():
-        yield _seconds_row(name if name == "prime" else f"restore {name}", values, **facts)
+        yield _time_row(name if name == "prime" else f"restore {name}", values, **facts)
     for name, values in list(seconds.items())[1:]:
-        yield ratio_row(f"restore {name} / prime, times faster", seconds["prime"], values, **facts)
+        yield ratio_row(f"restore {name} / prime", seconds["prime"], values, **facts)
     size = entries[0].nbytes
     yield {"name": "bytes of an entry", "value": size, "low": size, "high": size, "unit": "bytes", "n": 1, **facts}
 
 
-def _seconds_row(name: str, values: list[float], **facts: Any) -> dict[str, Any]:
-    spread = {"value": median(values), "low": min(values), "high": max(values)}
-    return {"name": name, **spread, "unit": "s", "n": len(values), **facts}
+def _time_row(name: str, values: list[float], **facts: Any) -> dict[str, Any]:
+    spread = {"value": 1e3 * median(values), "low": 1e3 * min(values), "high": 1e3 * max(values)}
+    return {"name": name, **spread, "unit": "ms", "n": len(values), **facts}
 
 
 @torch.inference_mode()
@@ -109,10 +110,10 @@ def _commits(model: HybridModel, length: int, repeats: int) -> Iterator[dict[str
                 bar.update()
     for keep in range(1, 1 + K):
         for name in STRATEGIES:
-            yield _seconds_row(f"commit {keep} of {1 + K} rows, {name}", seconds[name, keep], kept=keep, **facts)
+            yield _time_row(f"commit {keep} of {1 + K} rows, {name}", seconds[name, keep], kept=keep, **facts)
         for name in STRATEGIES[:2]:
             slow, fast = seconds["snapshot", keep], seconds[name, keep]
-            yield ratio_row(f"{name} / snapshot, {keep} of {1 + K} rows, times faster", slow, fast, kept=keep, **facts)
+            yield ratio_row(f"{name} / snapshot, {keep} of {1 + K} rows", slow, fast, kept=keep, **facts)
 
 
 def _commit(model: HybridModel, cache: HybridCache, rows_BT: torch.Tensor, keep: int) -> float:
