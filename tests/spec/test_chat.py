@@ -28,7 +28,7 @@ def fresh(chat: Chat, **options: Any) -> tuple[int, ...]:
     ids=["greedy", "drawn", "plain"],
 )
 def test_turns_extend_rewind_and_restore(demo: HybridModel, options: dict[str, Any], tmp_path: Path) -> None:
-    options = {"max_new_tokens": 12, **options}
+    options = {"max_new_tokens": 8, **options}
     store = wb.PrefixStore(1 << 26, tmp_path)
     chat = wb.Chat(demo, store, **options)
     seen: list[Reply] = []

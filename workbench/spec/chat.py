@@ -117,6 +117,11 @@ class Chat:
         """The session of the last turn; None before the first."""
         return self._session
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the entries kept for taking the last turn up again; the store may share them."""
+        return sum(mark.nbytes for mark in self._marks)
+
     def say(self, message: str, *, max_new_tokens: int | None = None, role: str = "user") -> Reply:
         """Add a message and let the model answer.
 
@@ -196,7 +201,7 @@ class Chat:
 
         rows = [(str(message["role"]), message.get("content")) for message in self.messages]
         saved, fed = sum(r.saved for r in self.replies), sum(r.recomputed for r in self.replies)
-        return card("Chat", rows, f"{saved:,} tokens saved, {fed:,} computed")._repr_html_()
+        return card("Chat", rows, f"{saved:,} tokens saved, {fed:,} computed; {self.nbytes:,} bytes held")._repr_html_()
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

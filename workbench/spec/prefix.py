@@ -38,7 +38,7 @@ class Terms:
         exact: Numerical class.
         dtype: Type of the weights.
         layout: Format of every plane.
-        machine: Processor, device and threads that exact bits belong to; "" when not exact.
+        machine: Processor, device, threads and torch that exact bits belong to; "" when not exact.
         drafter: Kind and pairing of the drafter; "" for none.
     """
 
@@ -55,7 +55,7 @@ NAMES = {
     "exact": "exactness",
     "dtype": "dtype",
     "layout": "cache layout",
-    "machine": "machine or thread count",
+    "machine": "machine, thread count or torch",
     "drafter": "drafter",
 }
 LAYER, DRAFTER, ROW = "layer.", "drafter.", "boundary."
@@ -186,7 +186,7 @@ def _drafter(state: DecodeState) -> MTPProposer | None:
 @lru_cache
 def _machine(device: str, threads: int) -> str:
     facts = machine(device=device, threads=threads)
-    return f"{facts['cpu']}, {facts['system']}, {device}, {threads} threads"
+    return f"{facts['cpu']}, {facts['system']}, {device}, {threads} threads, torch {torch.__version__}"
 
 
 def check_entry(session: Session, entry: PrefixEntry, tokens: Sequence[int]) -> None:

@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from workbench.core.errors import CheckpointError, check_int
+from workbench.core.errors import CheckpointError, UserError, check_int
 from workbench.core.manifest import sync_directory
 from workbench.spec.prefix import PrefixEntry, Terms
 
@@ -65,7 +65,7 @@ class StoreStats:
 
 
 class PrefixStore:
-    """Prefix entries by token prefix and model fingerprint.
+    """Prefix entries by token prefix and model fingerprint; for one thread at a time.
 
     Args:
         byte_budget: Bytes of entries to hold in memory at most; the least recently used go first. An entry larger
@@ -74,7 +74,7 @@ class PrefixStore:
         disk_budget: Bytes of files there at most; None for no bound.
 
     Raises:
-        UserError: A budget is not valid.
+        UserError: A budget or the path is not valid.
     """
 
     def __init__(self, byte_budget: int, path: str | Path | None = None, *, disk_budget: int | None = None) -> None:
@@ -86,6 +86,8 @@ class PrefixStore:
         self._written: set[str] = set()  # files this store has written or checked
         self._stats = StoreStats()
         if self.path is not None:
+            if self.path.exists() and not self.path.is_dir():
+                raise UserError(f"path={str(path)!r} is a file: give a directory for the store's own files")
             self.path.mkdir(parents=True, exist_ok=True)
             for left in self.path.glob(".*.part"):
                 with suppress(FileNotFoundError):
