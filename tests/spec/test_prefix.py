@@ -181,12 +181,21 @@ def test_in_the_middle_of_a_burst(lively, same) -> None:
     assert same(session, whole) is None
 
 
-@pytest.mark.parametrize("seed", range(12))
+HISTORIES: list[dict[str, Any]] = [
+    {},
+    {"k": 0},
+    {"adaptive": True, "k": 5},
+    {"carry": False},
+    {"rowwise": True, "strategy": "tape"},
+    {"strategy": "snapshot", "p_min": 0.03},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "accept": "ratio", "carrier": "pre_norm"},
+]
+
+
+@pytest.mark.parametrize("seed", range(len(HISTORIES)))
 def test_any_history_of_feeds_and_bursts(lively, same, seed: int) -> None:
-    rng = random.Random(seed)
-    options = rng.choice(
-        [{}, {"k": 0}, {"adaptive": True, "k": 5}, {"temperature": 1.0}, {"temperature": 1.0, "accept": "ratio"}]
-    )
+    rng, options = random.Random(seed), HISTORIES[seed]
     session, entries = new(lively.model, capacity=200, **options), []
     for _ in range(6):
         rows = session.state.cache.lengths[0]
