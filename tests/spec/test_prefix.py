@@ -166,19 +166,17 @@ def test_after_bursts_and_with_suffixes_around_the_chunk(lively, same, suffix: i
     assert entry_difference(capture(session), capture(fed(lively.model, text, k=k))) is None
 
 
-def test_in_the_middle_of_a_burst(lively, same) -> None:
-    session = fed(lively.model, TEXT)
-    rounds = session.rounds(12)
-    for _ in range(3):
-        next(rounds)
-        entry = capture(session)
-        direct = fed(lively.model, list(entry.tokens))
-        assert entry_difference(entry, capture(direct)) is None
-    while next(rounds, None) is not None:
-        pass
+def test_in_the_middle_of_a_burst(lively, parts) -> None:
     whole = fed(lively.model, TEXT)
-    whole.burst(12)
-    assert same(session, whole) is None
+    whole.burst(30)
+    guide = parts.obedient(lively.model, whole.tokens, lambda at: at % 5 == 0, capacity=64)
+    session = fed(lively.model, TEXT, proposer=guide)
+    for record in session.rounds(30):
+        entry = capture(session)
+        assert len(entry) == record.start + record.emitted
+        assert entry_difference(entry, capture(fed(lively.model, list(entry.tokens)))) is None
+    assert {record.accepted for record in session.state.records} == {0, 1, 2, 3}
+    assert session.tokens == whole.tokens
 
 
 HISTORIES: list[dict[str, Any]] = [
