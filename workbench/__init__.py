@@ -16,6 +16,8 @@ _LAZY = {
     "stream": "workbench.spec.generate:stream",
     "grammars": "workbench.spec.grammars",
     "Session": "workbench.spec.session:Session",
+    "PrefixStore": "workbench.spec.store:PrefixStore",
+    "Chat": "workbench.spec.chat:Chat",
     "corpus": "workbench.corpus",
     "extract": "workbench.datasets:extract",
     "load_anchors": "workbench.datasets:load_anchors",
@@ -42,6 +44,7 @@ _LAZY = {
 __all__ = [
     "__version__",
     "AdaptiveFloor",
+    "Chat",
     "compare_rounds",
     "corpus",
     "Corpus",
@@ -58,6 +61,7 @@ __all__ = [
     "load_table",
     "own_tapes",
     "plot",
+    "PrefixStore",
     "quiet",
     "replay",
     "score",
@@ -89,10 +93,12 @@ if TYPE_CHECKING:
         walk,
     )
     from workbench.spec import grammars
+    from workbench.spec.chat import Chat
     from workbench.spec.generate import generate, stream
     from workbench.spec.options import GenerateOptions
     from workbench.spec.policies import AdaptiveFloor, FixedK
     from workbench.spec.session import Session
+    from workbench.spec.store import PrefixStore
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ leaves every plane as if exactly the first n rows had been fed; ``rollback(ckpt)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 
@@ -253,6 +253,49 @@ class HybridCache:
         self._check_rewind([rows] * self.batch)
         self.lengths = [rows] * self.batch
         self._torn = False
+
+    def clear(self) -> None:
+        """Hold nothing, as when new; no transaction may be open."""
+        assert self._open is None
+        self.lengths, self._torn = [0] * self.batch, False
+        for plane in self.recurrent:
+            plane.conv_BWC, plane.state_BHKV = torch.zeros_like(plane.conv_BWC), torch.zeros_like(plane.state_BHKV)
+            plane.tape = None
+
+    @property
+    def layout(self) -> str:
+        """Format of every plane, in words."""
+        return "; ".join(plane.layout for plane in self.planes)
+
+    def shapes(self, length: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of what ``export`` gives after ``length`` rows."""
+        return {f"{i}.{name}": x for i, plane in enumerate(self.planes) for name, x in plane.shapes(length).items()}
+
+    def export(self) -> dict[str, Tensor]:
+        """Copies of all that one sequence's planes hold, by layer and name; also inside a transaction.
+
+        Returns:
+            Tensors that ``adopt`` takes.
+        """
+        assert self.batch == 1 and not self._torn
+        at = self.lengths[0]
+        return {f"{i}.{name}": x for i, plane in enumerate(self.planes) for name, x in plane.export(at).items()}
+
+    def adopt(self, state: Mapping[str, Tensor], length: int) -> None:
+        """Hold exported planes; names and shapes must be those of ``shapes``. An exception leaves the cache empty.
+
+        Args:
+            state: From ``export``.
+            length: Rows they were exported after.
+        """
+        assert self.batch == 1 and self._open is None and self.lengths == [0] and length <= self.capacity
+        try:
+            for i, plane in enumerate(self.planes):
+                plane.adopt({name: state[f"{i}.{name}"] for name in plane.shapes(length)}, length)
+        except BaseException:
+            self.clear()
+            raise
+        self.lengths = [length]
 
     def fork(self) -> HybridCache:
         """An independent copy of a cache without an open transaction."""

@@ -6,7 +6,7 @@ Legend: B sequences, T rows, N key/value heads, D head width, S rows held.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 
 import torch
@@ -72,6 +72,24 @@ class AttentionPlane(ABC):
     def nbytes(self) -> int:
         """Bytes allocated."""
 
+    @property
+    @abstractmethod
+    def layout(self) -> str:
+        """Shape and format of a row, in words; states move only between planes of one layout."""
+
+    @abstractmethod
+    def shapes(self, length: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of what ``export`` gives."""
+
+    def export(self, length: int) -> dict[str, Tensor]:
+        """Copies of the rows of a cache of one sequence that may still be seen after ``length``: bytes of k and v."""
+        k, v = self.stored(0, length)
+        return {"k": k.clone(), "v": v.clone()}
+
+    def adopt(self, state: Mapping[str, Tensor], length: int) -> None:
+        """Hold exported rows as those of a cache of one sequence."""
+        self.load(0, length, state["k"], state["v"])
+
     def oldest(self, length: int) -> int:
         """First position that row ``length`` may see."""
         return 0 if self.window is None else max(0, length - self.window + 1)
@@ -130,6 +148,30 @@ class KVPlane(AttentionPlane):
         twin = copy(self)
         twin.reserve(-(-capacity // BLOCK) * BLOCK)
         return twin
+
+    @property
+    def layout(self) -> str:
+        """Shape and format of a row, in words; states move only between planes of one layout."""
+        _, n, _, d = self.k_BNSD.shape
+        return f"K/V {n}x{d} {str(self.k_BNSD.dtype).removeprefix('torch.')}"
+
+    def shapes(self, length: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of what ``export`` gives."""
+        _, n, _, d = self.k_BNSD.shape
+        return {"k": (n, length, d), "v": (n, length, d)}
+
+    def export(self, length: int) -> dict[str, Tensor]:
+        """Copies of the first ``length`` rows of a cache of one sequence: k and v, [N, length, D]."""
+        k, v = self.rows(0, length)
+        return {
+            "k": k.clone(memory_format=torch.contiguous_format),
+            "v": v.clone(memory_format=torch.contiguous_format),
+        }
+
+    def adopt(self, state: Mapping[str, Tensor], length: int) -> None:
+        """Hold exported rows as the first ones of a cache of one sequence."""
+        k, v = (state[name].to(self.k_BNSD.device).transpose(0, 1).unsqueeze(0) for name in ("k", "v"))
+        self.append(k, v, [0], [length])
 
     def fork(self) -> KVPlane:
         """An independent copy."""

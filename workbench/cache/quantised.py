@@ -55,6 +55,21 @@ class PackedPlane(AttentionPlane):
         ]
 
     @property
+    def layout(self) -> str:
+        """Heads, bytes of a row, formats and window."""
+        (_, n, _, pk), (_, _, _, pv) = (packed.shape for packed in self.packed_BNSP)
+        seen = "" if self.window is None else f", window {self.window}"
+        return f"K/V {n}x({pk}+{pv}) bytes {self.formats[0]}/{self.formats[1]}{seen}"
+
+    def shapes(self, length: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of what ``export`` gives."""
+        rows = length - self.oldest(length)
+        return {
+            name: (packed.shape[1], rows, packed.shape[3])
+            for name, packed in zip(("k", "v"), self.packed_BNSP, strict=True)
+        }
+
+    @property
     def most_rows(self) -> int | None:
         """Rows it will ever hold; None for no bound."""
         return None

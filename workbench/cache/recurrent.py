@@ -6,7 +6,7 @@ Tensors are replaced, never written in place, so a checkpoint is a pair of refer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -121,6 +121,30 @@ class RecurrentPlane:
             places += range(at, at + (item.counts[b] if item.counts else t))
             at += t
         return places
+
+    @property
+    def layout(self) -> str:
+        """Shape and format of window and state, in words."""
+        conv, state = self.conv_BWC, self.state_BHKV
+        sizes = ["x".join(map(str, x.shape[1:])) for x in (conv, state)]
+        return f"window {sizes[0]} {str(conv.dtype).removeprefix('torch.')}, state {sizes[1]}"
+
+    def shapes(self, length: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of what ``export`` gives, whatever the length."""
+        return {"conv": tuple(self.conv_BWC.shape[1:]), "state": tuple(self.state_BHKV.shape[1:])}
+
+    def export(self, length: int) -> dict[str, Tensor]:
+        """Copies of the window and the state of a cache of one sequence."""
+        kind = torch.contiguous_format
+        return {
+            "conv": self.conv_BWC[0].clone(memory_format=kind),
+            "state": self.state_BHKV[0].clone(memory_format=kind),
+        }
+
+    def adopt(self, state: Mapping[str, Tensor], length: int) -> None:
+        """Hold an exported window and state, in a cache of one sequence."""
+        self.conv_BWC = state["conv"].to(self.conv_BWC.device, copy=True).unsqueeze(0)
+        self.state_BHKV = state["state"].to(self.state_BHKV.device, copy=True).unsqueeze(0)
 
     def fork(self) -> RecurrentPlane:
         """An independent copy, without the tape."""

@@ -39,6 +39,28 @@ from workbench.spec.verify import verify
 NOTHING = Proposal((), (), "none")
 
 
+@dataclass(frozen=True, eq=False)
+class Boundary:
+    """The target's last row: what chooses the token after it.
+
+    Args:
+        position: Rows up to and with this one.
+        trunk_H: Before the final norm.
+        normed_H: After it.
+        logits_V: In float32.
+    """
+
+    position: int
+    trunk_H: Tensor
+    normed_H: Tensor
+    logits_V: Tensor
+
+    @classmethod
+    def of(cls, position: int, rows: Rows, row: int, logits_V: Tensor) -> Boundary:
+        """The boundary after one row of a forward."""
+        return cls(position, rows.trunk_BTH[0, row], rows.normed_BTH[0, row], logits_V)
+
+
 @dataclass(eq=False)
 class DecodeState:
     """One sequence being decoded.
@@ -59,6 +81,7 @@ class DecodeState:
         constraint: Which tokens may follow; it stands after ``tokens``.
         sink: Where tokens are committed to, which may end the text; None takes them all.
         logprobs: Note the target's log-probability of every token.
+        boundary: The last row the cache holds; None before any.
     """
 
     model: HybridModel
@@ -74,6 +97,7 @@ class DecodeState:
     constraint: Constraint | None = None
     sink: Sink | None = None
     logprobs: bool = False
+    boundary: Boundary | None = None
 
 
 def draft_length(state: DecodeState, budget: int) -> tuple[int, str]:
@@ -149,6 +173,7 @@ def run_round(state: DecodeState, budget: int, force: Sequence[int] | None = Non
             sink.rewind(sunk)
         raise
     state.tokens.extend(verdict.emitted)
+    state.boundary = Boundary.of(start + keep, rows, keep - 1, logits_TV[keep - 1])
     committed_at = perf_counter()
     record = RoundRecord(
         index=len(state.records),

@@ -16,14 +16,16 @@ from workbench.sampling.pick import picks
 from workbench.spec.choose import Walk
 from workbench.spec.options import GenerateOptions, refuse_anticipating
 from workbench.spec.policies import Policy
+from workbench.spec.prefix import PrefixEntry, Reuse, capture_at, restored
 from workbench.spec.prompt import token_ids
 from workbench.spec.proposers import MTPProposer, Proposer
-from workbench.spec.round import DecodeState, run_round
+from workbench.spec.round import Boundary, DecodeState, run_round
 from workbench.spec.sink import Sink
 from workbench.spec.telemetry import StepProbe
 
 if TYPE_CHECKING:
     from workbench.spec.grammars import Grammar
+    from workbench.spec.store import PrefixStore
 
 
 VERIFY = 128  # rows that a window's ring leaves for a verify, whatever the policy
@@ -121,8 +123,49 @@ class Session:
             constraint=None if grammar is None else grammar.start(),
             logprobs=opts.logprobs,
         )
+        self.captured: tuple[PrefixEntry, ...] = ()  # by the last ``feed``
+        self.reuse: Reuse | None = None  # how ``from_prefix`` came by its text
         self.first_logprobs: list[float] = []  # of the tokens that ``feed`` chose
         self.times = SetupTimes(init=perf_counter() - began)
+
+    @classmethod
+    def from_prefix(
+        cls,
+        model: HybridModel,
+        tokens: Sequence[int],
+        store: PrefixStore,
+        *,
+        boundaries: Sequence[int] = (),
+        sink: Sink | None = None,
+        options: GenerateOptions | None = None,
+        policy: Policy | None = None,
+        proposer: Proposer | None = None,
+        capacity: int | None = None,
+        grammar: Grammar | None = None,
+    ) -> Session:
+        """A session fed a prompt, with as much of it as a store holds restored instead of computed.
+
+        Args:
+            model: The target.
+            tokens: The prompt.
+            store: Where its longest usable prefix is looked for, and where its own end is put.
+            boundaries: Further lengths of the prompt to put there; those within what was restored are there already.
+            sink: As in ``feed``.
+            options: As of a session, like the rest.
+            policy: Replaces the policy the options describe.
+            proposer: Replaces the MTP head.
+            capacity: Longest text, tokens.
+            grammar: What the generated text must match.
+
+        Returns:
+            The session; its ``reuse`` tells how many tokens were restored and computed, and what was refused.
+
+        Raises:
+            UserError: As ``feed``.
+        """
+        session = cls(model, options=options, policy=policy, proposer=proposer, capacity=capacity, grammar=grammar)
+        session.reuse = restored(session, tokens, store, boundaries=boundaries, sink=sink)
+        return session
 
     @property
     def tokens(self) -> list[int]:
@@ -141,13 +184,22 @@ class Session:
         )
 
     @torch.inference_mode()
-    def feed(self, tokens: Sequence[int], *, force: int | None = None, sink: Sink | None = None) -> None:
+    def feed(
+        self,
+        tokens: Sequence[int],
+        *,
+        force: int | None = None,
+        sink: Sink | None = None,
+        boundaries: Sequence[int] = (),
+    ) -> None:
         """Add the user's tokens and choose the one after them, which becomes pending.
 
         Args:
             tokens: Ids; at least one.
             force: The token that is to follow, instead of the target's own.
             sink: Asked between chunks of the prompt whether to go on, and given the token chosen; None for neither.
+            boundaries: Lengths of the whole text, counted from its start, at which to capture prefix entries on the
+                way; ``captured`` holds them afterwards.
 
         Raises:
             UserError: No tokens, ids out of range, or no room. As after any exception, the session is as it was.
@@ -157,7 +209,9 @@ class Session:
         given = token_ids("the prompt", tokens, model.config.vocab_size)
         if force is not None:
             (force,) = token_ids("force", [force], model.config.vocab_size)
-        if not given:
+        unfed = state.tokens[state.cache.lengths[0] :]  # the pending token; none right after a restore
+        anchor = state.boundary if state.tokens and not unfed else None
+        if not given and anchor is None:
             raise UserError("the prompt is empty: give text, or at least one token id")
         room = state.cache.capacity - len(state.tokens)
         if len(given) + 1 > room:
@@ -166,16 +220,23 @@ class Session:
                 f"most {state.cache.capacity} tokens; feed at most {max(room - 1, 0)}, or make a session of a larger "
                 "capacity"
             )
-        new = torch.tensor([*state.tokens[-1:], *given], device=model.device)
+        new = torch.tensor([*unfed, *given], dtype=torch.int64, device=model.device)
+        first, last = state.cache.lengths[0] + 1, state.cache.lengths[0] + len(new)
+        for at in boundaries:
+            check_int("a boundary", at, low=first, high=last, hint="a length of the text within what is fed")
+        text = [*state.tokens, *given]
         mark = state.proposer.mark() if state.proposer is not None else None
         walk = Walk(state.constraint) if state.constraint is not None else None
         sunk = sink.mark() if sink is not None else None
         ckpt = state.cache.checkpoint(cut=False)
         try:
-            logits_V = self._prefill(new, sink)
+            end, captured = (
+                (anchor, []) if anchor is not None and not len(new) else self._prefill(new, text, boundaries, sink)
+            )
+            logits_V = end.logits_V
             if force is None:
                 mask = None if walk is None else walk.mask(()).to(logits_V.device)
-                force = state.chooser.pick(logits_V, [*state.tokens, *given], mask)
+                force = state.chooser.pick(logits_V, text, mask)
             if walk is not None:
                 walk.goto([force])
             if sink is not None:
@@ -195,11 +256,18 @@ class Session:
             self.first_logprobs.append(float(logits_V[force].double() - lse.double()))
         state.tokens.extend(given)
         state.tokens.append(force)
+        state.boundary, self.captured = end, tuple(captured)
 
-    def _prefill(self, new_T: torch.Tensor, sink: Sink | None) -> torch.Tensor:
-        """Run tokens through target and drafter, chunk by chunk; the target's logits after the last."""
-        state, model = self.state, self.state.model
-        for chunk in new_T.split(self.options.chunk):
+    def _prefill(
+        self, new_T: torch.Tensor, text: Sequence[int], boundaries: Sequence[int], sink: Sink | None
+    ) -> tuple[Boundary, list[PrefixEntry]]:
+        """Run tokens through target and drafter, in chunks parted at the boundaries; the last row, and entries."""
+        state, model, opts = self.state, self.state.model, self.options
+        wanted, begin = set(boundaries), state.cache.lengths[0]
+        cuts = sorted(at - begin for at in wanted)
+        parts = [part for part in new_T.tensor_split(cuts) if len(part)] if cuts else [new_T]
+        captured: list[PrefixEntry] = []
+        for chunk in (chunk for part in parts for chunk in part.split(opts.chunk)):
             began = perf_counter()
             first = state.cache.lengths[0]
             rows = model.forward(chunk.unsqueeze(0), state.cache, logits="last")
@@ -215,10 +283,12 @@ class Session:
                 prime=self.times.prime + primed - began,
                 drafter_fill=self.times.drafter_fill + filled - primed,
             )
+            end = Boundary.of(first + len(chunk), rows, -1, rows.logits_BTV[0, -1])
+            if end.position in wanted:
+                captured.append(capture_at(self, text[: end.position], end))
             if sink is not None and sink.poll():
                 raise Cancelled
-        assert rows.logits_BTV is not None
-        return rows.logits_BTV[0, -1]
+        return end, captured
 
     def burst(self, max_new_tokens: int, *, force: Sequence[int] | None = None, sink: Sink | None = None) -> str:
         """Run rounds until this many tokens more are known, a stop is, or the text is as long as it may be.
@@ -250,6 +320,8 @@ class Session:
         script = None if force is None else token_ids("force", force, state.model.config.vocab_size)
         if not state.tokens:
             raise UserError("this session holds no text yet: feed a prompt before a burst")
+        if len(state.tokens) == state.cache.lengths[0]:
+            raise UserError("this session was restored and has chosen no token yet: feed the rest of its prompt first")
         if script is not None and len(script) < max_new_tokens:
             raise UserError(
                 f"force holds {len(script)} tokens, but max_new_tokens={max_new_tokens}: give a text at least that "

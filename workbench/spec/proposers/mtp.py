@@ -7,7 +7,7 @@ Legend: B sequences (1 here), T rows, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -159,6 +159,29 @@ class MTPProposer(Proposer):
             if len(drafted) == ctx.k:
                 return _proposal(drafted, seen, laws, "k")
             hidden = self._run(torch.tensor([[choice.token]], device=device), hidden)
+
+    @property
+    def terms(self) -> str:
+        """What else than the text its rows over a prompt depend on, in words."""
+        return f"mtp, carrier {self.carrier}, shift {self.shift}, {'primed' if self.primed else 'not primed'}"
+
+    def shapes(self, length: int, held: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of what ``export`` gives after ``length`` tokens."""
+        tail = {"tail": (min(length, 1 + self.shift), self.model.config.hidden_size)}
+        return {**self.cache.shapes(held), **tail}
+
+    def export(self) -> tuple[dict[str, Tensor], tuple[int, int, int]]:
+        """Copies of its rows and the last carriers, and (position, skipped, held); what is queued runs first."""
+        self.flush()
+        assert self.tail is not None and self.held == self.cache.lengths[0]
+        return {**self.cache.export(), "tail": self.tail[0].clone()}, (self.position, self.skipped, self.held)
+
+    def adopt(self, state: Mapping[str, Tensor], counts: tuple[int, int, int]) -> None:
+        """Take the place of the proposer that exported this."""
+        self.reset()
+        self.cache.adopt(state, counts[2])
+        self.position, self.skipped, self.held = counts
+        self.tail = state["tail"].to(self.model.device, copy=True).unsqueeze(0)
 
     def mark(self) -> Any:
         """Counters, queue and tail."""
