@@ -16,6 +16,7 @@ _LAZY = {
     "stream": "workbench.spec.generate:stream",
     "grammars": "workbench.spec.grammars",
     "Session": "workbench.spec.session:Session",
+    "compare_sessions": "workbench.spec.compare:compare_sessions",
     "corpus": "workbench.corpus",
     "extract": "workbench.datasets:extract",
     "load_anchors": "workbench.datasets:load_anchors",
@@ -43,6 +44,7 @@ __all__ = [
     "__version__",
     "AdaptiveFloor",
     "compare_rounds",
+    "compare_sessions",
     "corpus",
     "Corpus",
     "display",
@@ -89,6 +91,7 @@ if TYPE_CHECKING:
         walk,
     )
     from workbench.spec import grammars
+    from workbench.spec.compare import compare_sessions
     from workbench.spec.generate import generate, stream
     from workbench.spec.options import GenerateOptions
     from workbench.spec.policies import AdaptiveFloor, FixedK

@@ -23,15 +23,21 @@ class KVPlane:
     def reserve(self, rows: int) -> None:
         """Hold at least ``rows`` rows per sequence, growing by doubling, in whole blocks."""
         held = self.k_BNSD.shape[2]
-        if rows <= held:
-            return
-        want = -(-max(rows, 2 * held) // BLOCK) * BLOCK
-        b, n, _, d = self.k_BNSD.shape
-        for name in ("k_BNSD", "v_BNSD"):
-            old = getattr(self, name)
+        if rows > held:
+            self.k_BNSD, self.v_BNSD = self.grown(max(rows, 2 * held))
+
+    def grown(self, rows: int) -> tuple[Tensor, Tensor]:
+        """K and V with room for ``rows`` rows, in whole blocks, to be taken in place of the present ones."""
+        b, n, held, d = self.k_BNSD.shape
+        want = -(-rows // BLOCK) * BLOCK
+        if want <= held:
+            return self.k_BNSD, self.v_BNSD
+        out = []
+        for old in (self.k_BNSD, self.v_BNSD):
             new = torch.zeros(b, n, want, d, dtype=old.dtype, device=old.device)
             new[:, :, :held] = old
-            setattr(self, name, new)
+            out.append(new)
+        return out[0], out[1]
 
     def append(self, k_BTND: Tensor, v_BTND: Tensor, lengths: Sequence[int], counts: Sequence[int]) -> None:
         """Write ``counts[b]`` rows at ``lengths[b]`` of every sequence.
@@ -51,6 +57,11 @@ class KVPlane:
     def rows(self, b: int, length: int) -> tuple[Tensor, Tensor]:
         """K and V rows [N, length, D] of sequence ``b``."""
         return self.k_BNSD[b, :, :length], self.v_BNSD[b, :, :length]
+
+    def parts(self, b: int, length: int) -> dict[str, Tensor]:
+        """Contents of sequence ``b`` by name, the row first: "k" and "v", [length, N, D]."""
+        k, v = self.rows(b, length)
+        return {"k": k.transpose(0, 1), "v": v.transpose(0, 1)}
 
     def fork(self) -> KVPlane:
         """An independent copy."""

@@ -122,6 +122,10 @@ class RecurrentPlane:
             at += t
         return places
 
+    def parts(self, b: int, length: int) -> dict[str, Tensor]:
+        """Contents of sequence ``b`` by name: "conv" [W, C] and "state" [H, K, V], whatever the length."""
+        return {"conv": self.conv_BWC[b], "state": self.state_BHKV[b]}
+
     def fork(self) -> RecurrentPlane:
         """An independent copy, without the tape."""
         twin = object.__new__(RecurrentPlane)
