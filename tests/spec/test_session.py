@@ -518,3 +518,45 @@ def test_negative_control_a_state_not_restored_is_seen(lively, monkeypatch):
     plane.state_BHKV = late
     found = compare_sessions(session, fresh(session))
     assert found and (found.first.layer, found.first.plane) == (1, "state")
+
+
+# --- grammars and text -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["llguidance", "xgrammar"])
+def test_a_grammar_is_rewound_and_forked_with_the_text(demo, engine):
+    pytest.importorskip(engine)
+    grammar = wb.grammars.regex(
+        "[a-f]{6}[0-9]{8}",
+        demo.tokenizer,
+        vocab_size=demo.config.vocab_size,
+        eos_ids=demo.config.eos_token_id,
+        engine=engine,
+    )
+    session = Session(demo, options=GenerateOptions(k=3, temperature=1.0, seed=4), grammar=grammar)
+    first = session.generate("value = ", max_new_tokens=4)
+    twin = session.fork()
+    rest = session.generate(max_new_tokens=40)
+    assert rest.finish == "stop" and rest.tokens == twin.generate(max_new_tokens=40).tokens
+    assert session.state.constraint.tokens == (*first.tokens, *rest.tokens)
+    for one in (session, twin):
+        one.rewind()
+        assert one.state.constraint.tokens == first.tokens[:1]
+        again = one.generate(max_new_tokens=40)
+        assert (first.tokens[0], *again.tokens) == (*first.tokens, *rest.tokens)
+
+
+def test_a_burst_of_text_with_stop_strings_for_itself(demo):
+    session = Session(demo, options=GenerateOptions(k=3, ignore_eos=True))
+    whole = session.generate("def main(", max_new_tokens=30)
+    assert whole.text == demo.tokenizer.decode(whole.tokens)
+    cut = whole.text[5:8]
+    session = Session(demo, options=GenerateOptions(k=3, ignore_eos=True))
+    found = session.generate("def main(", max_new_tokens=30, stop=cut)
+    assert found.finish == "stop_string" and found.text == whole.text[: whole.text.index(cut)]
+    assert session.options.stop == () and session.tokens == [*whole.prompt, *whole.tokens][: len(session.tokens)]
+    rest = session.generate(max_new_tokens=30 - len(found.tokens))
+    assert found.tokens + rest.tokens == whole.tokens
+    assert session.generate(" return", max_new_tokens=2).prompt[len(whole.prompt) + 30 :] == tuple(
+        demo.tokenizer.encode(" return")
+    )
