@@ -364,6 +364,36 @@ def test_rows_that_were_cut_back_are_refused(lively):
     same(session)
 
 
+@pytest.mark.parametrize("carry", [True, False])
+@pytest.mark.parametrize("strategy", ["tape", "columns", "snapshot"])
+def test_every_way_to_cut_a_verify_can_be_rewound_grown_and_forked(lively, parts, strategy, carry):
+    drafter = parts.obedient(lively.model, lively.truth, lambda at: at % 4 == 3, capacity=30)
+    session = begin(lively, strategy=strategy, carry=carry, proposer=drafter, capacity=30)
+    session.generate(lively.ids, max_new_tokens=9)
+    assert session.telemetry.accepted > 2
+    twin = session.fork()
+    session.generate(max_new_tokens=8)
+    session.rewind(capacity=60)
+    same(session)
+    session.generate(max_new_tokens=40)
+    twin.generate(max_new_tokens=5)
+    assert session.tokens == lively.truth[:45] and twin.tokens == lively.truth[:18]
+    same(session)
+    same(twin)
+
+
+def test_ratio_bursts_are_reproduced_by_the_same_calls(lively):
+    def calls(session: Session) -> list[tuple[int, ...]]:
+        return [session.generate(max_new_tokens=n).tokens for n in (3, 7, 5)]
+
+    session = begin(lively, accept="ratio", temperature=0.8, seed=3, p_min=0.1, p_min_reads="top")
+    session.feed(lively.ids)
+    twin, told = session.fork(), calls(session)
+    session.rewind()
+    assert calls(session) == told == calls(twin)
+    same(session)
+
+
 # --- copies and comparisons ------------------------------------------------------------------------------------------
 
 

@@ -163,7 +163,8 @@ class Session:
         """Continue the text, after a suffix if one is given.
 
         A pending token that was chosen stays chosen, whatever options follow: the next ones are drawn after it, with
-        the noise of their own positions, so neither bursts nor their options move a draw. Penalties see the whole text.
+        the noise of their own positions, so that bursts do not move a draw (under ``accept="ratio"``, where rounds
+        begin does, and the same calls give the same text). Penalties see the whole text.
 
         Args:
             suffix: Text or ids of the user's to add first; None, or none of it, goes on from the pending token. Text is
