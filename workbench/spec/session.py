@@ -1,6 +1,6 @@
 """A session: caches, drafter and policy of one text, through any number of bursts.
 
-``feed`` and ``rounds`` are here; what acts on a session between them is in ``turns``.
+``feed`` and ``rounds`` are here; ``bursts`` and ``turns`` hold what calls them and acts between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workbench.core.metrics import Telemetry
 from workbench.core.records import RoundRecord, SetupTimes
 from workbench.model.hybrid import HybridModel, check_finite
 from workbench.sampling.pick import picks
-from workbench.spec import turns
+from workbench.spec import bursts, turns
 from workbench.spec.choose import Walk
 from workbench.spec.options import GenerateOptions, refuse_anticipating
 from workbench.spec.policies import Policy
@@ -93,7 +93,7 @@ class Session:
             proposer.reset()
         strategy = opts.strategy or ("columns" if model.device.type == "cpu" else "tape")
         self.grammar = grammar
-        stops = turns.stop_ids_of(model, opts, grammar)
+        stops = bursts.stop_ids_of(model, opts, grammar)
         self.state = DecodeState(
             model,
             model.new_cache(capacity=room, strategy=strategy),
@@ -183,7 +183,7 @@ class Session:
                 without a drafter.
         """
         with self.checked():
-            return turns.generate(self, suffix, max_new_tokens, cancel, policy, given)
+            return bursts.generate(self, suffix, max_new_tokens, cancel, policy, given)
 
     def rewind(self, *, capacity: int | None = None) -> None:
         """Return to the last turn checkpoint: every plane, text, counters and policy. Times are kept.
