@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import workbench as wb
 from workbench.cache.hybrid import HybridCache
@@ -56,7 +57,7 @@ def test_a_suffix_around_the_chunk_size(lively, parts, n):
     session = lively.begin(chunk=7)
     session.generate(lively.ids, max_new_tokens=6)
     suffix = [(31 * i + 9) % 200 for i in range(n)]
-    burst = session.generate(suffix, max_new_tokens=6)
+    burst = session.generate(torch.tensor(suffix), max_new_tokens=6)
     text = [*lively.truth[: len(lively.ids) + 6], *suffix]
     assert list(burst.prompt) == text and list(burst.tokens) == parts.plain(lively.model, text, 6)
     lively.same(session)

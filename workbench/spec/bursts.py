@@ -51,20 +51,14 @@ def generate(
     state = session.state
     check_int("max_new_tokens", max_new_tokens, low=1)
     options, run = _burst_options(session, policy, given)
-    empty = suffix is None or (isinstance(suffix, str) and not suffix)
-    ids: list[int] = []
-    if isinstance(suffix, str) and suffix:
-        ids = prompt_ids(state.model, suffix)[0]
-    elif not empty:
-        ids = token_ids("suffix", suffix or (), state.model.config.vocab_size)
+    if isinstance(suffix, str):
+        ids = prompt_ids(state.model, suffix)[0] if suffix else []
+    else:
+        ids = [] if suffix is None else token_ids("suffix", suffix, state.model.config.vocab_size)
     if not ids and not state.tokens:
         raise UserError("this session holds no text yet: give a prompt")
-    prompt, rounds, firsts, times = (
-        [*state.tokens, *ids],
-        len(state.records),
-        len(session.first_logprobs),
-        session.times,
-    )
+    prompt, times = [*state.tokens, *ids], session.times
+    rounds, firsts = len(state.records), len(session.first_logprobs)
     steps = session.probe.reading() if session.probe is not None else None
     with _under(session, options, run):
         sink = session.sink(max_new_tokens, cancel=cancel)

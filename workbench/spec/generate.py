@@ -156,6 +156,7 @@ def _run(
         sink = session.sink(opts.max_new_tokens, cancel=cancel, text=streamed)
         try:
             session.feed(ids, force=None if script is None else script[0], sink=sink)
+            session.turn = None  # nothing returns to it, and it would hold a second state of every layer
             finish = ""
         except Cancelled:
             finish = "cancel"

@@ -176,7 +176,8 @@ class Session:
                 drafter were made by. A burst under other draft lengths leaves the session's policy where it was.
 
         Returns:
-            The burst: its tokens, records and times; its prompt is the whole text before it.
+            The burst: its tokens, records and times; its prompt is the whole text before it. Its text, and stop
+            strings, begin with its own first token.
 
         Raises:
             UserError: An option or the suffix is not valid, nothing was fed yet, or a draft is asked of a session
