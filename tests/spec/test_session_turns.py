@@ -44,7 +44,7 @@ def test_rewind_returns_to_the_prompt_end_as_often_as_asked(lively, parts):
 @pytest.mark.parametrize("stable", range(1, 6))
 @pytest.mark.parametrize("held", [0, 6])
 def test_a_stable_position_inside_the_prompt(lively, parts, stable, held):
-    session = lively.begin(chunk=2)
+    session = lively.begin(chunk=2, logprobs=True)
     if held:
         session.generate(lively.ids, max_new_tokens=held)
     text, prompt = session.tokens, [9, 3, 5, 1, 2]
@@ -54,10 +54,10 @@ def test_a_stable_position_inside_the_prompt(lively, parts, stable, held):
     session.generate(max_new_tokens=6)
     session.rewind()
     assert session.tokens == [*text, *prompt[:stable]]
+    assert len(session.first_logprobs) == bool(held)
     if len(session.tokens) > 1:
         lively.same(session)
-    session.state.stop_ids = frozenset(prompt)  # a given token ends nothing
-    after = session.generate(max_new_tokens=1).tokens
+    after = session.generate(max_new_tokens=1, stop_token_ids=prompt).tokens  # a given token ends nothing
     assert list(after) == parts.plain(lively.model, [*text, *prompt[:stable]], 1)
     session.rewind()
     session.generate([7, 7], max_new_tokens=4, stop_token_ids=())
@@ -65,6 +65,18 @@ def test_a_stable_position_inside_the_prompt(lively, parts, stable, held):
         lively.model, [*text, *prompt[:stable], 7, 7], len(session.tokens) - len(text) - stable - 2
     )
     lively.same(session)
+
+
+def test_a_rewind_takes_the_session_s_own_policy_back(lively, parts):
+    drafter = parts.obedient(lively.model, lively.truth, lambda at: at % 5 == 0)
+    session = lively.begin(adaptive=True, k=6, proposer=drafter)
+    session.generate(lively.ids, max_new_tokens=1, k=2, adaptive=False)
+    told = [[r.key() for r in session.generate(max_new_tokens=14).records]]
+    assert session.state.policy.accepted is not None
+    session.rewind()
+    assert session.state.policy.accepted is None and session.telemetry.rounds == 0
+    told.append([r.key() for r in session.generate(max_new_tokens=14).records])
+    assert told[0] == told[1] and len({drafted for _, drafted, _, _ in told[0]}) > 1
 
 
 def test_a_stable_position_out_of_range(lively):
