@@ -18,6 +18,7 @@ _LAZY = {
     "Session": "workbench.spec.session:Session",
     "PrefixStore": "workbench.spec.store:PrefixStore",
     "Chat": "workbench.spec.chat:Chat",
+    "compare_sessions": "workbench.spec.compare:compare_sessions",
     "corpus": "workbench.corpus",
     "extract": "workbench.datasets:extract",
     "load_anchors": "workbench.datasets:load_anchors",
@@ -46,6 +47,7 @@ __all__ = [
     "AdaptiveFloor",
     "Chat",
     "compare_rounds",
+    "compare_sessions",
     "corpus",
     "Corpus",
     "display",
@@ -94,6 +96,7 @@ if TYPE_CHECKING:
     )
     from workbench.spec import grammars
     from workbench.spec.chat import Chat
+    from workbench.spec.compare import compare_sessions
     from workbench.spec.generate import generate, stream
     from workbench.spec.options import GenerateOptions
     from workbench.spec.policies import AdaptiveFloor, FixedK

@@ -12,6 +12,7 @@ import torch
 import workbench as wb
 from workbench.cache.hybrid import HybridCache, same_bits
 from workbench.model.hybrid import HybridModel
+from workbench.spec.compare import compare_sessions
 from workbench.spec.options import GenerateOptions
 from workbench.spec.policies import RoundView
 from workbench.spec.proposers import DraftContext, MTPProposer, Proposal
@@ -47,12 +48,27 @@ class Setting:
         """Prompt and text."""
         return [*self.ids, *self.own]
 
-    def session(self, **options: Any) -> Session:
-        """A session on the prompt; ``policy``, ``proposer``, ``capacity`` are the session's, the rest are options."""
+    def begin(self, **options: Any) -> Session:
+        """An empty session; ``policy``, ``proposer``, ``capacity`` are the session's, the rest are options."""
         own = {name: options.pop(name) for name in ("policy", "proposer", "capacity") if name in options}
-        session = Session(self.model, options=GenerateOptions(**{"ignore_eos": True, **options}), **own)
+        return Session(self.model, options=GenerateOptions(**{"ignore_eos": True, "k": 3, **options}), **own)
+
+    def session(self, **options: Any) -> Session:
+        """A session on the prompt."""
+        session = self.begin(**options)
         session.feed(self.ids)
         return session
+
+    def fresh(self, session: Session) -> Session:
+        """A new session given this one's text, pending token included, as one prompt."""
+        twin = self.begin(chunk=7)
+        twin.feed(session.tokens[:-1], force=session.tokens[-1])
+        return twin
+
+    def same(self, session: Session) -> None:
+        """Hold a session against a fresh one: text and every plane, in every bit."""
+        found = compare_sessions(session, self.fresh(session))
+        assert not found, str(found)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -33,6 +34,21 @@ class Checkpoint:
     cut: bool = True
     fed: list[tuple[Tensor, list[int]]] = field(default_factory=list)
     open: bool = True
+
+
+@dataclass(eq=False)
+class Saved:
+    """A past state of a cache, to return to while its K/V rows stand.
+
+    Args:
+        lengths: Rows per sequence.
+        recurrent: Each delta layer's window and state, by reference: such tensors are replaced, never written to.
+        stale: The cache was cut back below these lengths since, so its rows may be another text's.
+    """
+
+    lengths: tuple[int, ...]
+    recurrent: tuple[tuple[Tensor, Tensor], ...]
+    stale: bool = False
 
 
 class HybridCache:
@@ -64,11 +80,17 @@ class HybridCache:
         self.rings = [plane for plane in self.planes if isinstance(plane, RingPlane)]
         self._open: Checkpoint | None = None
         self._torn = False
+        self._saves: WeakSet[Saved] = WeakSet()
 
     @property
     def recurrent(self) -> list[RecurrentPlane]:
         """The delta layers' planes, in order."""
         return [plane for plane in self.planes if isinstance(plane, RecurrentPlane)]
+
+    @property
+    def idle(self) -> bool:
+        """True when no transaction is open and no forward was interrupted."""
+        return self._open is None and not self._torn
 
     def room(self, b: int = 0) -> int:
         """Rows sequence ``b`` may still take."""
@@ -165,7 +187,7 @@ class HybridCache:
 
     def _restore(self, ckpt: Checkpoint) -> None:
         self._torn = False
-        self.lengths = list(ckpt.lengths)
+        self._cut_back(ckpt.lengths)
         for plane, (conv, state) in zip(self.recurrent, ckpt.recurrent, strict=True):
             plane.conv_BWC, plane.state_BHKV = conv, state
             plane.tape = None
@@ -210,7 +232,7 @@ class HybridCache:
                 plane.cut(conv, state, wanted)
                 plane.tape = None
             self._close(ckpt)
-            self.lengths = lengths
+            self._cut_back([was + n for was, n in zip(ckpt.lengths, wanted, strict=True)])
             for ring in self.rings:
                 ring.release()
         else:
@@ -251,13 +273,14 @@ class HybridCache:
         """
         assert not self.recurrent and self._open is None and rows <= min(self.lengths)
         self._check_rewind([rows] * self.batch)
-        self.lengths = [rows] * self.batch
+        self._cut_back([rows] * self.batch)
         self._torn = False
 
     def clear(self) -> None:
         """Hold nothing, as when new; no transaction may be open."""
         assert self._open is None
-        self.lengths, self._torn = [0] * self.batch, False
+        self._cut_back([0] * self.batch)
+        self._torn = False
         for plane in self.recurrent:
             plane.conv_BWC, plane.state_BHKV = torch.zeros_like(plane.conv_BWC), torch.zeros_like(plane.state_BHKV)
             plane.tape = None
@@ -296,6 +319,85 @@ class HybridCache:
             self.clear()
             raise
         self.lengths = [length]
+
+    def _cut_back(self, lengths: Sequence[int]) -> None:
+        """Set lengths to earlier ones; what was saved beyond them cannot be returned to any more."""
+        self.lengths = list(lengths)
+        for saved in self._saves:
+            saved.stale |= any(was > now for was, now in zip(saved.lengths, lengths, strict=True))
+
+    def save(self) -> Saved:
+        """The present state, to ``restore`` later; it holds references, and copies nothing.
+
+        It may be taken inside a transaction; a rollback then makes it stale.
+        """
+        self._check_whole("roll back the open checkpoint, or start again from a new cache")
+        return self._keep(Saved(tuple(self.lengths), tuple((p.conv_BWC, p.state_BHKV) for p in self.recurrent)))
+
+    def _keep(self, saved: Saved) -> Saved:
+        self._saves.add(saved)
+        return saved
+
+    def adopt_saved(self, saved: Saved) -> Saved:
+        """What another cache saved, for this cache, which was forked from that one since.
+
+        Args:
+            saved: Saved before the fork.
+
+        Returns:
+            A handle of this cache's own.
+        """
+        return self._keep(Saved(saved.lengths, saved.recurrent, saved.stale))
+
+    def check_saved(self, saved: Saved) -> None:
+        """Refuse what cannot be restored.
+
+        Raises:
+            UserError: A transaction is open, or the cache was cut back below the saved state since.
+        """
+        if self._open is not None:
+            raise UserError("a checkpoint of this cache is still open: commit it or roll it back first")
+        if saved not in self._saves:
+            raise UserError("this state was saved from another cache: restore it there")
+        if saved.stale:
+            raise UserError(
+                f"the saved state of {list(saved.lengths)} rows is gone, since the cache was cut back below it: feed "
+                "its text again"
+            )
+        self._check_rewind(saved.lengths)
+
+    def restore(self, saved: Saved) -> None:
+        """Return to a saved state, bit for bit; the rows after it are forgotten.
+
+        Raises:
+            UserError: See ``check_saved``; nothing changes then.
+        """
+        self.check_saved(saved)
+        self._cut_back(saved.lengths)
+        self._torn = False
+        for plane, (conv, state) in zip(self.recurrent, saved.recurrent, strict=True):
+            plane.conv_BWC, plane.state_BHKV = conv, state
+            plane.tape = None
+
+    def grow(self, capacity: int) -> Callable[[], None]:
+        """Admit more rows, and allocate them at once; an exception changes nothing.
+
+        Args:
+            capacity: Rows a sequence may hold from now on, at least as many as before.
+
+        Returns:
+            Undoes it, while no forward has run since.
+        """
+        assert capacity >= self.capacity, f"a cache of {self.capacity} rows cannot shrink to {capacity}"
+        was, planes = self.capacity, self.planes
+        bigger = [p if isinstance(p, RecurrentPlane) else p.enlarged(capacity) for p in planes]
+
+        def put(chosen: Sequence[AttentionPlane | RecurrentPlane], limit: int) -> None:
+            self.planes, self.capacity = list(chosen), limit
+            self.rings = [plane for plane in self.planes if isinstance(plane, RingPlane)]
+
+        put(bigger, capacity)
+        return lambda: put(planes, was)
 
     def fork(self) -> HybridCache:
         """An independent copy of a cache without an open transaction."""

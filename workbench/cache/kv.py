@@ -90,6 +90,11 @@ class AttentionPlane(ABC):
         """Hold exported rows as those of a cache of one sequence."""
         self.load(0, length, state["k"], state["v"])
 
+    def parts(self, b: int, length: int) -> dict[str, Tensor]:
+        """Contents of sequence ``b`` by name, the row first: "k" and "v", bytes of the rows that may still be seen."""
+        k, v = self.stored(b, length)
+        return {"k": k.transpose(0, 1), "v": v.transpose(0, 1)}
+
     def oldest(self, length: int) -> int:
         """First position that row ``length`` may see."""
         return 0 if self.window is None else max(0, length - self.window + 1)
@@ -172,6 +177,11 @@ class KVPlane(AttentionPlane):
         """Hold exported rows as the first ones of a cache of one sequence."""
         k, v = (state[name].to(self.k_BNSD.device).transpose(0, 1).unsqueeze(0) for name in ("k", "v"))
         self.append(k, v, [0], [length])
+
+    def parts(self, b: int, length: int) -> dict[str, Tensor]:
+        """Contents of sequence ``b`` by name, the row first: "k" and "v", [length, N, D]."""
+        k, v = self.rows(b, length)
+        return {"k": k.transpose(0, 1), "v": v.transpose(0, 1)}
 
     def fork(self) -> KVPlane:
         """An independent copy."""

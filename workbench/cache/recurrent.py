@@ -146,6 +146,10 @@ class RecurrentPlane:
         self.conv_BWC = state["conv"].to(self.conv_BWC.device, copy=True).unsqueeze(0)
         self.state_BHKV = state["state"].to(self.state_BHKV.device, copy=True).unsqueeze(0)
 
+    def parts(self, b: int, length: int) -> dict[str, Tensor]:
+        """Contents of sequence ``b`` by name: "conv" [W, C] and "state" [H, K, V], whatever the length."""
+        return {"conv": self.conv_BWC[b], "state": self.state_BHKV[b]}
+
     def fork(self) -> RecurrentPlane:
         """An independent copy, without the tape."""
         twin = object.__new__(RecurrentPlane)

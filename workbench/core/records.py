@@ -121,6 +121,10 @@ class SetupTimes:
     rounds: float = 0.0
     tail: float = 0.0
 
+    def since(self, earlier: SetupTimes) -> SetupTimes:
+        """Seconds spent after an earlier reading of the same clock."""
+        return SetupTimes(**{name: now - getattr(earlier, name) for name, now in asdict(self).items()})
+
 
 @dataclass(frozen=True, slots=True)
 class DraftStepTimes:

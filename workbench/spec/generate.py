@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from workbench.core.errors import UserError, check_flag
 from workbench.core.tape import Tape
 from workbench.model.hybrid import HybridModel
-from workbench.spec.options import GenerateOptions
+from workbench.spec.options import GenerateOptions, named_options
 from workbench.spec.policies import Policy
 from workbench.spec.prompt import prompt_ids, token_ids
 from workbench.spec.proposers import Proposer
 from workbench.spec.result import Generation
-from workbench.spec.session import Cancelled, Session
+from workbench.spec.session import Session
+from workbench.spec.sink import Cancelled
 
 if TYPE_CHECKING:
     from workbench.spec.grammars import Grammar
@@ -155,6 +156,7 @@ def _run(
         sink = session.sink(opts.max_new_tokens, cancel=cancel, text=streamed)
         try:
             session.feed(ids, force=None if script is None else script[0], sink=sink)
+            session.turn = None  # nothing returns to it, and it would hold a second state of every layer
             finish = ""
         except Cancelled:
             finish = "cancel"
@@ -204,10 +206,6 @@ def numerics(model: HybridModel, exact: bool) -> Iterator[None]:
 
 def make_options(options: GenerateOptions | None, given: dict[str, object], *, full_force: bool) -> GenerateOptions:
     """Options from one object or by name; unknown names are a sentence that lists the valid ones."""
-    valid = GenerateOptions.__dataclass_fields__
-    unknown = sorted(set(given) - set(valid))
-    if unknown:
-        raise UserError(f"unknown option {', '.join(map(repr, unknown))}: valid options are {', '.join(valid)}")
     if options is None and full_force and "max_new_tokens" not in given:
         given = {**given, "max_new_tokens": 1 << 30}
-    return replace(options, **given) if options is not None else GenerateOptions(**given)  # type: ignore[arg-type]
+    return named_options(options, given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workbench.cache.formats import FORMATS
 from workbench.cache.hybrid import STRATEGIES
@@ -175,6 +175,18 @@ class GenerateOptions:
                 statistic=self.p_min_reads,
             )
         return FixedK(k=self.k, p_min=self.p_min, pmin0=self.pmin0, statistic=self.p_min_reads)
+
+
+def named_options(options: GenerateOptions | None, given: Mapping[str, object]) -> GenerateOptions:
+    """Options, some of them replaced by name.
+
+    Raises:
+        UserError: A name is unknown, or a value is not valid.
+    """
+    valid = GenerateOptions.__dataclass_fields__
+    if unknown := sorted(set(given) - set(valid)):
+        raise UserError(f"unknown option {', '.join(map(repr, unknown))}: valid options are {', '.join(valid)}")
+    return replace(options, **given) if options is not None else GenerateOptions(**given)  # type: ignore[arg-type]
 
 
 def refuse_anticipating(policy: Policy) -> None:

@@ -291,11 +291,14 @@ def restore(
     )
     check_entry(session, entry, text)
     place(session, entry)
+    session.placing = True
     try:
         session.feed(text[len(entry) :], force=force, sink=sink, boundaries=boundaries)
     except BaseException:
         _empty(session.state)
         raise
+    finally:
+        session.placing = False
 
 
 @torch.inference_mode()

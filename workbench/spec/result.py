@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.metrics import acceptance, repeated_ngrams
+from workbench.core.metrics import Telemetry, acceptance, repeated_ngrams
 from workbench.core.records import DraftStepTimes, RoundRecord, SetupTimes
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Generation:
         source: Register of the prompt in frames.
         first_logprob: The target's log-probability of the first token, when log-probabilities were asked for.
         cut_text: The text before a stop string, when there were stop strings.
+        fed: Whether the prompt was fed for this generation, so that its first token is of no round; a burst that goes
+            on from a session's pending token has none of those.
     """
 
     prompt: tuple[int, ...]
@@ -49,6 +51,7 @@ class Generation:
     source: str = ""
     first_logprob: float | None = None
     cut_text: str | None = field(default=None, repr=False)
+    fed: bool = True
 
     @property
     def text(self) -> str:
@@ -68,9 +71,10 @@ class Generation:
     @property
     def logprobs(self) -> tuple[float, ...]:
         """The target's log-probability of every token, softmax at T = 1, unfiltered; empty unless asked for."""
-        if self.first_logprob is None:
-            return ()
-        return (self.first_logprob, *(value for record in self.records for value in record.logprobs))
+        said = tuple(value for record in self.records for value in record.logprobs)
+        if not self.fed:
+            return said
+        return () if self.first_logprob is None else (self.first_logprob, *said)
 
     @cached_property
     def token_frame(self) -> polars.DataFrame:
@@ -81,7 +85,7 @@ class Generation:
         import polars as pl
 
         told = self.logprobs or (None,) * len(self.tokens)
-        rows: list[tuple[str, float | None]] = [("first", None)]
+        rows: list[tuple[str, float | None]] = [("first", None)] if self.fed else []
         for record in self.records:
             kept = record.emitted - (record.bonus is not None)
             rows += [("accepted", math.log(p) if p > 0 else -math.inf) for p in record.draft_top1[:kept]]
@@ -103,10 +107,15 @@ class Generation:
 
         return phases_frame(self.rounds, draft_steps=self.draft_steps or (), setup=self.setup)
 
+    @property
+    def telemetry(self) -> Telemetry:
+        """Counters of these rounds."""
+        return Telemetry.of(self.records)
+
     @cached_property
     def summary(self) -> dict[str, Any]:
         """Counts, acceptance (pooled over the rounds) and speed."""
-        spent = self.setup.rounds
+        spent, drawn = self.setup.rounds, len(self.tokens) - self.fed
         return {
             "tokens": len(self.tokens),
             "finish": self.finish,
@@ -114,7 +123,7 @@ class Generation:
             **acceptance(self.records).row(),
             "repeated_8grams": repeated_ngrams(self.tokens, n=8),
             "seconds": spent,
-            "tokens_per_second": (len(self.tokens) - 1) / spent if spent > 0 and len(self.tokens) > 1 else None,
+            "tokens_per_second": drawn / spent if spent > 0 and drawn > 0 else None,
         }
 
     def strip(self) -> Any:

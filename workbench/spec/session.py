@@ -1,25 +1,33 @@
-"""A session: caches, drafter and policy of one text, through any number of bursts."""
+"""A session: caches, drafter and policy of one text, through any number of bursts.
+
+``feed`` and ``rounds`` are here; ``bursts`` and ``turns`` hold what calls them and acts between.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from workbench.core.errors import CapabilityError, UserError, check_int
+from workbench.core.metrics import Telemetry
 from workbench.core.records import RoundRecord, SetupTimes
 from workbench.model.hybrid import HybridModel, check_finite
 from workbench.sampling.pick import picks
+from workbench.spec import bursts, turns
 from workbench.spec.choose import Walk
 from workbench.spec.options import GenerateOptions, refuse_anticipating
 from workbench.spec.policies import Policy
 from workbench.spec.prefix import PrefixEntry, Reuse, capture_at, restored
 from workbench.spec.prompt import token_ids
 from workbench.spec.proposers import MTPProposer, Proposer
+from workbench.spec.result import Generation
 from workbench.spec.round import Boundary, DecodeState, run_round
+from workbench.spec.sink import Cancelled as Cancelled
 from workbench.spec.sink import Sink
 from workbench.spec.telemetry import StepProbe
 
@@ -31,15 +39,13 @@ if TYPE_CHECKING:
 VERIFY = 128  # rows that a window's ring leaves for a verify, whatever the policy
 
 
-class Cancelled(Exception):
-    """The caller's ``cancel`` ended a prefill; the session is as it was before it."""
-
-
 class Session:
     """State of one text.
 
-    The cache holds the rows of every token but the last, which is pending. A burst continues the text; ``feed`` adds
-    text of the user's first.
+    The cache holds the rows of every token but the last, which is pending. ``generate`` continues the text, after text
+    of the user's if some is given; ``feed`` and ``burst`` are its two halves. Each ``feed`` leaves a turn checkpoint,
+    to which ``rewind`` returns. However the text was made, it and every plane are those of a fresh session given the
+    same tokens. An exception leaves the session as it was, or whole rounds further.
 
     Args:
         model: The target.
@@ -66,13 +72,9 @@ class Session:
     ) -> None:
         began = perf_counter()
         self.options = opts = options or GenerateOptions()
-        if grammar is not None and opts.ignore_eos:
-            raise UserError(
-                "ignore_eos=True with a grammar is not valid: only the end of text may follow a whole match"
-            )
         limit = model.config.max_position_embeddings
         room = limit if capacity is None else check_int("capacity", capacity, low=1, high=limit)
-        chosen = policy or (opts.policy() if opts.k else None)
+        self.policy = chosen = policy or (opts.policy() if opts.k else None)
         chooser = opts.chooser()
         if chooser.by_ratio and chosen is not None:
             refuse_anticipating(chosen)
@@ -97,12 +99,8 @@ class Session:
         elif proposer is not None:
             proposer.reset()
         strategy = opts.strategy or ("columns" if model.device.type == "cpu" else "tape")
-        more = token_ids("stop_token_ids", opts.stop_token_ids, model.config.vocab_size)
-        stops = frozenset(more) | (frozenset() if opts.ignore_eos else frozenset(model.config.eos_token_id))
-        if grammar is not None:
-            stops |= frozenset(grammar.eos_ids)
-        if opts.stop and model.tokenizer is None:
-            raise UserError("stop strings need a tokenizer, and this checkpoint has none: give stop_token_ids instead")
+        self.grammar = grammar
+        stops = bursts.stop_ids_of(model, opts, grammar)
         self.state = DecodeState(
             model,
             model.new_cache(
@@ -124,8 +122,13 @@ class Session:
             logprobs=opts.logprobs,
         )
         self.captured: tuple[PrefixEntry, ...] = ()  # by the last ``feed``
+        self.placing = False  # while a prefix entry is being restored
         self.reuse: Reuse | None = None  # how ``from_prefix`` came by its text
         self.first_logprobs: list[float] = []  # of the tokens that ``feed`` chose
+        self.turn: turns.Turn | None = None  # where ``rewind`` returns to
+        self.parked: turns.Parked | None = None  # drafter and policy of a demoted session
+        self.lent: turns.Parked | None = None  # the session's own policy, while a burst runs under another
+        self.given = 0  # length of the text when its pending token is the user's, else out of date
         self.times = SetupTimes(init=perf_counter() - began)
 
     @classmethod
@@ -172,6 +175,135 @@ class Session:
         """The whole text so far, the pending token last."""
         return list(self.state.tokens)
 
+    @property
+    def capacity(self) -> int:
+        """Longest text, tokens."""
+        return self.state.cache.capacity
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """Counters of every round that stands; rounds rewound are not among them."""
+        return Telemetry.of(self.state.records)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Text, acceptance (pooled over the rounds that stand), bytes and seconds of the whole session."""
+        return turns.summary(self)
+
+    def check(self) -> None:
+        """Assert what holds between calls: the cache holds the rows of every token but the pending one."""
+        state = self.state
+        rows, known = state.cache.lengths[0], len(state.tokens)
+        if self.placing:  # an entry is in place, and what follows it not yet fed
+            return
+        assert rows == max(known - 1, 0), f"the cache holds {rows} rows of a text of {known} tokens"
+        assert state.cache.idle, "a transaction of the cache was left open"
+        seen = state.proposer.position if isinstance(state.proposer, MTPProposer) else rows
+        assert seen == rows, f"the drafter has seen {seen} of {rows} rows"
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """Run a public call, and ``check`` after it, however it ends."""
+        try:
+            yield
+        finally:
+            self.check()
+
+    def generate(
+        self,
+        suffix: str | Sequence[int] | None = None,
+        *,
+        max_new_tokens: int = 128,
+        cancel: Callable[[], bool] | None = None,
+        policy: Policy | None = None,
+        **given: object,
+    ) -> Generation:
+        """Continue the text, after a suffix if one is given.
+
+        A pending token that was chosen stays chosen, whatever options follow: the next ones are drawn after it, with
+        the noise of their own positions, so that bursts do not move a draw (under ``accept="ratio"``, where rounds
+        begin does, and the same calls give the same text). Penalties see the whole text.
+
+        Args:
+            suffix: Text or ids of the user's to add first; None, or none of it, goes on from the pending token. Text is
+                encoded by itself.
+            max_new_tokens: Tokens to generate at most.
+            cancel: Asked after every chunk of the suffix and every committed token whether to end here.
+            policy: Replaces the session's policy for this burst.
+            **given: Options by name, for this burst alone, see ``GenerateOptions``; all but those which caches and
+                drafter were made by. A burst under other draft lengths leaves the session's policy where it was.
+
+        Returns:
+            The burst: its tokens, records and times; its prompt is the whole text before it. Its text, and stop
+            strings, begin with its own first token.
+
+        Raises:
+            UserError: An option or the suffix is not valid, nothing was fed yet, or a draft is asked of a session
+                without a drafter.
+        """
+        with self.checked():
+            return bursts.generate(self, suffix, max_new_tokens, cancel, policy, given)
+
+    def rewind(self, *, capacity: int | None = None) -> None:
+        """Return to the last turn checkpoint: every plane, text, counters and policy. Times are kept.
+
+        The checkpoint stands, so that a second rewind returns to the same place.
+
+        Args:
+            capacity: Grow to this as well; None keeps it.
+
+        Raises:
+            UserError: Nothing was fed yet, or the capacity is not valid. As after any exception, the session is as it
+                was.
+        """
+        with self.checked():
+            turns.rewind(self, capacity)
+
+    def grow(self, capacity: int) -> None:
+        """Make room for a longer text, and allocate it at once.
+
+        Args:
+            capacity: Longest text, tokens; at least the present one.
+
+        Raises:
+            UserError: The capacity is less than the present one, or beyond the model's context. As after any
+                exception, the session is as it was.
+        """
+        with self.checked():
+            turns.grow(self, capacity)
+
+    def fork(self) -> Session:
+        """An independent session in the same state; what one does later does not touch the other.
+
+        Raises:
+            CapabilityError: The drafter or the grammar cannot be copied.
+        """
+        with self.checked():
+            return turns.fork(self)
+
+    def demote(self) -> None:
+        """Go on by plain decode: let go of the drafter and its rows. Text and target stay; again does nothing.
+
+        ``generate(k=0)`` is the other way, for a while: it drafts nothing and keeps the drafter's rows up to date.
+        """
+        with self.checked():
+            turns.demote(self)
+
+    def promote(self) -> None:
+        """Draft again after ``demote``: runs the text through target and drafter once more, for the drafter's rows.
+
+        Raises:
+            CapabilityError: The session was made without a drafter.
+        """
+        with self.checked():
+            turns.promote(self)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the text ends in a stop token that is not the user's."""
+        tokens = self.state.tokens
+        return bool(tokens) and tokens[-1] in self.state.stop_ids and self.given != len(tokens)
+
     def sink(self, max_new_tokens: int, *, cancel: Callable[[], bool] | None = None, text: bool = False) -> Sink:
         """A fresh sink for this many tokens, with this session's stops; it decodes text if asked or needed."""
         opts, state = self.options, self.state
@@ -190,6 +322,7 @@ class Session:
         *,
         force: int | None = None,
         sink: Sink | None = None,
+        stable: int | None = None,
         boundaries: Sequence[int] = (),
     ) -> None:
         """Add the user's tokens and choose the one after them, which becomes pending.
@@ -198,11 +331,14 @@ class Session:
             tokens: Ids; at least one.
             force: The token that is to follow, instead of the target's own.
             sink: Asked between chunks of the prompt whether to go on, and given the token chosen; None for neither.
+            stable: Keep the turn checkpoint after this many of the tokens, the last of them pending, such as before a
+                template's generation tail; None keeps it at the end, with the chosen token pending.
             boundaries: Lengths of the whole text, counted from its start, at which to capture prefix entries on the
                 way; ``captured`` holds them afterwards.
 
         Raises:
-            UserError: No tokens, ids out of range, or no room. As after any exception, the session is as it was.
+            UserError: No tokens, ids or ``stable`` out of range, or no room. As after any exception, the session is as
+                it was.
             Cancelled: The sink was cancelled.
         """
         state, model = self.state, self.state.model
@@ -220,19 +356,42 @@ class Session:
                 f"most {state.cache.capacity} tokens; feed at most {max(room - 1, 0)}, or make a session of a larger "
                 "capacity"
             )
-        new = torch.tensor([*unfed, *given], dtype=torch.int64, device=model.device)
-        first, last = state.cache.lengths[0] + 1, state.cache.lengths[0] + len(new)
+        if stable is not None:
+            check_int("stable", stable, low=1, high=len(given), hint="it counts the tokens fed")
+        held = state.cache.lengths[0]
         for at in boundaries:
-            check_int("a boundary", at, low=first, high=last, hint="a length of the text within what is fed")
+            last, hint = held + len(unfed) + len(given), "a length of the text within what is fed"
+            check_int("a boundary", at, low=held + 1, high=last, hint=hint)
+        with self.checked():
+            self._feed(given, force, sink, stable, boundaries)
+
+    def _feed(
+        self, given: list[int], force: int | None, sink: Sink | None, stable: int | None, boundaries: Sequence[int]
+    ) -> None:
+        state, model = self.state, self.state.model
+        unfed = state.tokens[state.cache.lengths[0] :]
+        anchor = state.boundary if state.tokens and not unfed else None
+        new = torch.tensor([*unfed, *given], dtype=torch.int64, device=model.device)
         text = [*state.tokens, *given]
+        turn: turns.Turn | None = None
+        captured: list[PrefixEntry] = []
         mark = state.proposer.mark() if state.proposer is not None else None
         walk = Walk(state.constraint) if state.constraint is not None else None
         sunk = sink.mark() if sink is not None else None
         ckpt = state.cache.checkpoint(cut=False)
         try:
-            end, captured = (
-                (anchor, []) if anchor is not None and not len(new) else self._prefill(new, text, boundaries, sink)
-            )
+            if stable is not None:
+                before = len(unfed) + stable - 1  # rows without that of the last stable token
+                if before:
+                    cut = state.cache.lengths[0] + before
+                    captured += self._prefill(new[:before], text, [at for at in boundaries if at <= cut], sink)[1]
+                    boundaries = [at for at in boundaries if at > cut]
+                turn, new = turns.keep(self, len(state.tokens) + stable, given=True), new[before:]
+            if anchor is not None and not len(new):
+                end = anchor
+            else:
+                end, late = self._prefill(new, text, boundaries, sink)
+                captured += late
             logits_V = end.logits_V
             if force is None:
                 mask = None if walk is None else walk.mask(()).to(logits_V.device)
@@ -241,7 +400,8 @@ class Session:
                 walk.goto([force])
             if sink is not None:
                 sink.commit(force)
-            state.cache.commit(ckpt, keep=len(new))
+            turn = turn or turns.keep(self, len(state.tokens) + len(given) + 1, given=False)
+            state.cache.commit(ckpt, keep=state.cache.lengths[0] - ckpt.lengths[0])
         except BaseException:
             state.cache.rollback(ckpt)
             if state.proposer is not None:
@@ -257,6 +417,7 @@ class Session:
         state.tokens.extend(given)
         state.tokens.append(force)
         state.boundary, self.captured = end, tuple(captured)
+        self.turn = turn
 
     def _prefill(
         self, new_T: torch.Tensor, text: Sequence[int], boundaries: Sequence[int], sink: Sink | None
@@ -337,7 +498,7 @@ class Session:
         left = max_new_tokens if own is None else min(max_new_tokens, own.max_new_tokens - own.generated)
         goal = first + left
         end = min(goal, state.cache.capacity)
-        ended = state.tokens[-1] in state.stop_ids or (own is not None and own.finish is not None)
+        ended = self.stopped or (own is not None and own.finish is not None)
         state.sink = own
         try:
             while len(state.tokens) < end and not ended:
@@ -351,6 +512,7 @@ class Session:
                 yield record
         finally:
             state.sink = None
+            self.check()
         began = perf_counter()
         if state.proposer is not None:
             with torch.inference_mode():
@@ -358,6 +520,6 @@ class Session:
         self.times = replace(self.times, rounds=self.times.rounds + perf_counter() - began)
         if own is not None and own.finish is not None:
             return own.finish
-        if state.tokens[-1] in state.stop_ids:
+        if self.stopped:
             return "stop"
         return "length" if len(state.tokens) >= goal else "context"

@@ -15,6 +15,10 @@ from workbench.model.tokenizer import Tokenizer
 from workbench.spec.stops import StopMatcher, TextStream
 
 
+class Cancelled(Exception):
+    """The caller's ``cancel`` ended a prefill; the session is as it was before it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SinkMark:
     """A state of a sink, for ``rewind``."""

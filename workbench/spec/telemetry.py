@@ -37,9 +37,18 @@ class StepProbe:
             self.steps += part == "head"
         self._last = now
 
-    def times(self) -> DraftStepTimes | None:
-        """Mean seconds per draft step, or None when no step ran."""
-        if not self.steps:
+    def reading(self) -> tuple[int, dict[str, float]]:
+        """Steps and seconds by part so far."""
+        return self.steps, dict(self.seconds)
+
+    def times(self, since: tuple[int, dict[str, float]] | None = None) -> DraftStepTimes | None:
+        """Mean seconds per draft step, or None when no step ran.
+
+        Args:
+            since: Leave out what an earlier ``reading`` held.
+        """
+        steps, seconds = since or (0, dict.fromkeys(self.seconds, 0.0))
+        if self.steps == steps:
             return None
-        mean = {part: seconds / self.steps for part, seconds in self.seconds.items()}
-        return DraftStepTimes(**mean, steps=self.steps, synchronised=self.synchronised)
+        mean = {part: (now - seconds[part]) / (self.steps - steps) for part, now in self.seconds.items()}
+        return DraftStepTimes(**mean, steps=self.steps - steps, synchronised=self.synchronised)

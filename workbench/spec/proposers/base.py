@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from workbench.cache.hybrid import HybridCache
+from workbench.core.errors import CapabilityError
 from workbench.model.hybrid import Rows
 from workbench.sampling.law import Law
 from workbench.spec.choose import Choice, choose_top
@@ -70,6 +72,7 @@ class Proposer:
     has_q = False
     taps: tuple[int, ...] = ()
     block = False
+    cache: HybridCache | None = None  # its own planes, if it has any
 
     def reset(self) -> None:
         """Forget the sequence."""
@@ -90,7 +93,7 @@ class Proposer:
         return [self.propose(ctx) for ctx in contexts]
 
     def mark(self) -> Any:
-        """A handle on the present state."""
+        """A handle on the present state, which stays good until the proposer is reset or rewound to before it."""
         return None
 
     def rewind(self, to: Any) -> None:
@@ -98,3 +101,14 @@ class Proposer:
 
     def flush(self) -> None:
         """Write everything observed so far into the proposer's own cache."""
+
+    def grow(self, capacity: int) -> None:
+        """Make room for texts of this many tokens; an exception changes nothing."""
+
+    def fork(self) -> Proposer:
+        """An independent proposer in the same state."""
+        raise CapabilityError(f"{type(self).__name__} does not define fork, so its session cannot be forked")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What later drafts depend on besides the flushed cache, by name, for comparisons; the row first."""
+        return {}

@@ -7,12 +7,14 @@ Legend: B sequences (1 here), T rows, H hidden.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from workbench.cache.hybrid import HybridCache
 from workbench.core.errors import NonFiniteError, UserError, check_choice
 from workbench.model.hybrid import CARRIERS, HybridModel, Rows
 from workbench.model.ops import linear
@@ -68,7 +70,9 @@ class MTPProposer(Proposer):
 
     def reset(self) -> None:
         """Empty cache and queue."""
-        self.cache = self.model.new_draft_cache(capacity=self.capacity, k_format=self.k_format, v_format=self.v_format)
+        self.cache: HybridCache = self.model.new_draft_cache(
+            capacity=self.capacity, k_format=self.k_format, v_format=self.v_format
+        )
         self.position = 0  # tokens observed
         self.skipped = 0  # pairs left out at the start
         self.held = 0  # slots whose rows are final
@@ -192,6 +196,22 @@ class MTPProposer(Proposer):
         self.position, self.skipped, self.held, queue, self.tail = to
         self.queue = list(queue)
         self.cache.truncate(self.held)
+
+    def grow(self, capacity: int) -> None:
+        """Let the cache hold this many slots, if it may not yet."""
+        if capacity > self.cache.capacity:
+            self.cache.grow(capacity)
+            self.capacity = capacity
+
+    def fork(self) -> MTPProposer:
+        """A copy with a cache and a queue of its own."""
+        twin = copy.copy(self)
+        twin.cache, twin.queue = self.cache.fork(), list(self.queue)
+        return twin
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The carriers that the next token is paired with."""
+        return {} if self.tail is None else {"carrier": self.tail[0]}
 
 
 def _proposal(drafted: list[int], seen: list[float], laws: list[Law | None], cause: str) -> Proposal:

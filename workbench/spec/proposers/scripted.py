@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -77,6 +78,10 @@ class ScriptedProposer(Proposer):
             seen.append(p)
         return Proposal(tuple(drafted), tuple(seen), "k")
 
+    def fork(self) -> ScriptedProposer:
+        """A copy; the script is shared."""
+        return copy.copy(self)
+
 
 class GivenProposer(Proposer):
     """Drafts the chains it was given, one per round, in order; then nothing.
@@ -120,3 +125,7 @@ class GivenProposer(Proposer):
     def rewind(self, to: Any) -> None:
         """Offer that chain again."""
         self.round = to
+
+    def fork(self) -> GivenProposer:
+        """A copy that offers the same chain next."""
+        return copy.copy(self)

@@ -1,0 +1,130 @@
+"""One burst of a session, under options of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from workbench.core.errors import UserError, check_int
+from workbench.model.hybrid import HybridModel
+from workbench.spec.options import GenerateOptions, named_options, refuse_anticipating
+from workbench.spec.policies import Policy, PolicyRun
+from workbench.spec.prompt import prompt_ids, token_ids
+from workbench.spec.result import Generation
+from workbench.spec.sink import Cancelled
+from workbench.spec.turns import Parked, own_policy
+
+if TYPE_CHECKING:
+    from workbench.spec.grammars import Grammar
+    from workbench.spec.session import Session
+
+FIXED = ("carrier", "refresh", "primed", "shift", "strategy", "anatomy")  # what caches and drafter were made by
+DRAFTING = ("k", "p_min", "pmin0", "adaptive", "floor", "cap", "floor_context", "p_min_reads")
+
+
+def stop_ids_of(model: HybridModel, options: GenerateOptions, grammar: Grammar | None) -> frozenset[int]:
+    """Tokens that end a text.
+
+    Raises:
+        UserError: An id is out of range, there are stop strings and no tokenizer, or ``ignore_eos`` meets a grammar.
+    """
+    if grammar is not None and options.ignore_eos:
+        raise UserError("ignore_eos=True with a grammar is not valid: only the end of text may follow a whole match")
+    if options.stop and model.tokenizer is None:
+        raise UserError("stop strings need a tokenizer, and this checkpoint has none: give stop_token_ids instead")
+    stops = frozenset(token_ids("stop_token_ids", options.stop_token_ids, model.config.vocab_size))
+    if not options.ignore_eos:
+        stops |= frozenset(model.config.eos_token_id)
+    return stops if grammar is None else stops | frozenset(grammar.eos_ids)
+
+
+def generate(
+    session: Session,
+    suffix: str | Sequence[int] | None,
+    max_new_tokens: int,
+    cancel: Callable[[], bool] | None,
+    policy: Policy | None,
+    given: Mapping[str, object],
+) -> Generation:
+    """One burst; see ``Session.generate``."""
+    state = session.state
+    check_int("max_new_tokens", max_new_tokens, low=1)
+    options, run = _burst_options(session, policy, given)
+    if isinstance(suffix, str):
+        ids = prompt_ids(state.model, suffix)[0] if suffix else []
+    else:
+        ids = [] if suffix is None else token_ids("suffix", suffix, state.model.config.vocab_size)
+    if not ids and not state.tokens:
+        raise UserError("this session holds no text yet: give a prompt")
+    prompt, times = [*state.tokens, *ids], session.times
+    rounds, firsts = len(state.records), len(session.first_logprobs)
+    steps = session.probe.reading() if session.probe is not None else None
+    with _under(session, options, run):
+        sink = session.sink(max_new_tokens, cancel=cancel)
+        try:
+            if ids:
+                session.feed(ids, sink=sink)
+            finish = session.burst(max_new_tokens - bool(ids), sink=sink)
+        except Cancelled:
+            finish = "cancel"
+    return Generation(
+        prompt=tuple(prompt),
+        tokens=sink.tokens,
+        records=tuple(state.records[rounds:]),
+        finish=finish,
+        setup=session.times.since(times),
+        draft_steps=session.probe.times(steps) if session.probe is not None else None,
+        exact=state.model.exact,
+        tokenizer=state.model.tokenizer,
+        first_logprob=session.first_logprobs[-1] if len(session.first_logprobs) > firsts else None,
+        cut_text=sink.text if options.stop else None,
+        fed=bool(ids),
+    )
+
+
+def _burst_options(
+    session: Session, policy: Policy | None, given: Mapping[str, object]
+) -> tuple[GenerateOptions, PolicyRun | None]:
+    """Options of a burst, and the policy run it goes by."""
+    state, own = session.state, session.options
+    options = named_options(own, given)
+    if moved := [name for name in FIXED if getattr(options, name) != getattr(own, name)]:
+        raise UserError(
+            f"{moved[0]}={getattr(options, moved[0])!r} cannot change within a session, which was made with "
+            f"{getattr(own, moved[0])!r}: make another session"
+        )
+    stop_ids_of(state.model, options, session.grammar)
+    drafts = policy is not None or ("k" in given and options.k > 0)
+    if state.proposer is None:
+        if drafts:
+            raise UserError(
+                "this session was demoted to plain decode: call promote() before a burst that drafts"
+                if session.parked is not None
+                else "this session was made without a drafter (k=0): make one with k > 0, and use k=0 for the bursts "
+                "that shall not draft"
+            )
+        return options, None
+    run, chosen = state.policy, session.policy
+    if policy is not None or any(name in given for name in DRAFTING):
+        chosen = policy or (options.policy() if options.k else None)
+        run = None if chosen is None else chosen.start(width=state.model.config.hidden_size)
+    if options.chooser().by_ratio and chosen is not None:
+        refuse_anticipating(chosen)
+    return options, run
+
+
+@contextmanager
+def _under(session: Session, options: GenerateOptions, run: PolicyRun | None) -> Iterator[None]:
+    """Go by other options and another policy for a while."""
+    state, own = session.state, session.options
+    kept = state.policy, state.chooser, state.stop_ids, state.carry, state.rowwise, state.logprobs
+    session.options, session.lent = options, Parked(None, own_policy(session))
+    state.policy, state.chooser = run, state.chooser if options == own else options.chooser()
+    state.stop_ids = stop_ids_of(state.model, options, session.grammar)
+    state.carry, state.rowwise, state.logprobs = options.carry, options.rowwise, options.logprobs
+    try:
+        yield
+    finally:
+        session.options, session.lent = own, None
+        state.policy, state.chooser, state.stop_ids, state.carry, state.rowwise, state.logprobs = kept
