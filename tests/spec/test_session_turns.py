@@ -125,16 +125,16 @@ def test_a_grow_without_memory_changes_nothing(lively, monkeypatch, parts, how, 
     session = lively.begin(capacity=20)
     session.generate(lively.ids, max_new_tokens=9)
     before, held = parts.frozen.of(session.state), session.summary
-    original, uses = KVPlane.grown, []
+    original, uses = KVPlane.enlarged, []
 
-    def failing(self: KVPlane, rows: int) -> Any:
-        uses.append(rows)
+    def failing(self: KVPlane, capacity: int) -> Any:
+        uses.append(capacity)
         if len(uses) == call + 1:  # two attention layers, then the drafter's
             raise MemoryError
-        return original(self, rows)
+        return original(self, capacity)
 
     with monkeypatch.context() as patch:
-        patch.setattr(KVPlane, "grown", failing)
+        patch.setattr(KVPlane, "enlarged", failing)
         with pytest.raises(MemoryError):
             session.grow(200) if how == "grow" else session.rewind(capacity=200)
     assert before.difference(parts.frozen.of(session.state)) is None and session.summary == held

@@ -117,11 +117,12 @@ class KVPlane(AttentionPlane):
         if rows <= held:
             return
         b, n, _, d = self.k_BNSD.shape
-        for name in ("k_BNSD", "v_BNSD"):
-            old = getattr(self, name)
+        bigger = []
+        for old in (self.k_BNSD, self.v_BNSD):
             new = torch.zeros(b, n, grown(held, rows), d, dtype=old.dtype, device=old.device)
             new[:, :, :held] = old
-            setattr(self, name, new)
+            bigger.append(new)
+        self.k_BNSD, self.v_BNSD = bigger  # both, once there was memory for both
 
     def append(self, k_BTND: Tensor, v_BTND: Tensor, lengths: Sequence[int], counts: Sequence[int]) -> None:
         """Write ``counts[b]`` rows at ``lengths[b]`` of every sequence."""
