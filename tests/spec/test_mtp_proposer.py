@@ -63,7 +63,7 @@ def test_after_any_rounds_the_rows_are_those_of_a_fresh_proposer(
         run_round(session.state, 30)
         slots = len(session.tokens) - 2
         assert proposer.held + sum(t.shape[1] for t, _ in proposer.queue) == slots == proposer.position - 1
-    assert session.tokens == lively.truth[: len(session.tokens)]
+    assert session.tokens[: len(lively.truth)] == lively.truth[: len(session.tokens)]  # the known text may be over
     assert rows_differ(proposer, primed(lively.model, session.tokens, carrier=carrier)) is None
 
 
