@@ -64,7 +64,7 @@ class Toy:
     def carrier(self, rows: Rows, kind: str) -> Tensor:
         return rows.normed_BTH
 
-    def new_draft_cache(self, capacity: int | None = None) -> ToyCache:
+    def new_draft_cache(self, capacity: int | None = None, **formats: str) -> ToyCache:
         return ToyCache()
 
     def draft(self, tokens_BT: Tensor, carrier_BTH: Tensor, cache: ToyCache, probe: Any = None) -> Tensor:

@@ -16,17 +16,15 @@ import torch
 from workbench.core.errors import CapabilityError, UserError, check_int
 from workbench.core.metrics import Telemetry
 from workbench.core.records import RoundRecord, SetupTimes
-from workbench.model.hybrid import HybridModel, check_finite
-from workbench.sampling.pick import picks
-from workbench.spec import bursts, turns
-from workbench.spec.choose import Walk
+from workbench.model.hybrid import HybridModel
+from workbench.spec import bursts, priming, turns
 from workbench.spec.options import GenerateOptions, refuse_anticipating
 from workbench.spec.policies import Policy
-from workbench.spec.prefix import PrefixEntry, Reuse, capture_at, restored
+from workbench.spec.prefix import PrefixEntry, Reuse, restored
 from workbench.spec.prompt import token_ids
 from workbench.spec.proposers import MTPProposer, Proposer
 from workbench.spec.result import Generation
-from workbench.spec.round import Boundary, DecodeState, run_round
+from workbench.spec.round import DecodeState, run_round
 from workbench.spec.sink import Cancelled as Cancelled
 from workbench.spec.sink import Sink
 from workbench.spec.telemetry import StepProbe
@@ -363,93 +361,7 @@ class Session:
             last, hint = held + len(unfed) + len(given), "a length of the text within what is fed"
             check_int("a boundary", at, low=held + 1, high=last, hint=hint)
         with self.checked():
-            self._feed(given, force, sink, stable, boundaries)
-
-    def _feed(
-        self, given: list[int], force: int | None, sink: Sink | None, stable: int | None, boundaries: Sequence[int]
-    ) -> None:
-        state, model = self.state, self.state.model
-        unfed = state.tokens[state.cache.lengths[0] :]
-        anchor = state.boundary if state.tokens and not unfed else None
-        new = torch.tensor([*unfed, *given], dtype=torch.int64, device=model.device)
-        text = [*state.tokens, *given]
-        turn: turns.Turn | None = None
-        captured: list[PrefixEntry] = []
-        mark = state.proposer.mark() if state.proposer is not None else None
-        walk = Walk(state.constraint) if state.constraint is not None else None
-        sunk = sink.mark() if sink is not None else None
-        ckpt = state.cache.checkpoint(cut=False)
-        try:
-            if stable is not None:
-                before = len(unfed) + stable - 1  # rows without that of the last stable token
-                if before:
-                    cut = state.cache.lengths[0] + before
-                    captured += self._prefill(new[:before], text, [at for at in boundaries if at <= cut], sink)[1]
-                    boundaries = [at for at in boundaries if at > cut]
-                turn, new = turns.keep(self, len(state.tokens) + stable, given=True), new[before:]
-            if anchor is not None and not len(new):
-                end = anchor
-            else:
-                end, late = self._prefill(new, text, boundaries, sink)
-                captured += late
-            logits_V = end.logits_V
-            if force is None:
-                mask = None if walk is None else walk.mask(()).to(logits_V.device)
-                force = state.chooser.pick(logits_V, text, mask)
-            if walk is not None:
-                walk.goto([force])
-            if sink is not None:
-                sink.commit(force)
-            turn = turn or turns.keep(self, len(state.tokens) + len(given) + 1, given=False)
-            state.cache.commit(ckpt, keep=state.cache.lengths[0] - ckpt.lengths[0])
-        except BaseException:
-            state.cache.rollback(ckpt)
-            if state.proposer is not None:
-                state.proposer.rewind(mark)
-            if walk is not None:
-                walk.undo()
-            if sink is not None and sunk is not None:
-                sink.rewind(sunk)
-            raise
-        if state.logprobs:
-            lse = picks(logits_V.unsqueeze(0)).logsumexp[0]
-            self.first_logprobs.append(float(logits_V[force].double() - lse.double()))
-        state.tokens.extend(given)
-        state.tokens.append(force)
-        state.boundary, self.captured = end, tuple(captured)
-        self.turn = turn
-
-    def _prefill(
-        self, new_T: torch.Tensor, text: Sequence[int], boundaries: Sequence[int], sink: Sink | None
-    ) -> tuple[Boundary, list[PrefixEntry]]:
-        """Run tokens through target and drafter, in chunks parted at the boundaries; the last row, and entries."""
-        state, model, opts = self.state, self.state.model, self.options
-        wanted, begin = set(boundaries), state.cache.lengths[0]
-        cuts = sorted(at - begin for at in wanted)
-        parts = [part for part in new_T.tensor_split(cuts) if len(part)] if cuts else [new_T]
-        captured: list[PrefixEntry] = []
-        for chunk in (chunk for part in parts for chunk in part.split(opts.chunk)):
-            began = perf_counter()
-            first = state.cache.lengths[0]
-            rows = model.forward(chunk.unsqueeze(0), state.cache, logits="last")
-            assert rows.logits_BTV is not None
-            check_finite(rows.logits_BTV[0], first + len(chunk) - 1)
-            primed = perf_counter()
-            if state.proposer is not None:
-                state.proposer.prime(chunk.unsqueeze(0), rows)
-                state.proposer.flush()
-            filled = perf_counter()
-            self.times = replace(
-                self.times,
-                prime=self.times.prime + primed - began,
-                drafter_fill=self.times.drafter_fill + filled - primed,
-            )
-            end = Boundary.of(first + len(chunk), rows, -1, rows.logits_BTV[0, -1])
-            if end.position in wanted:
-                captured.append(capture_at(self, text[: end.position], end))
-            if sink is not None and sink.poll():
-                raise Cancelled
-        return end, captured
+            priming.feed(self, given, force, sink, stable, boundaries)
 
     def burst(self, max_new_tokens: int, *, force: Sequence[int] | None = None, sink: Sink | None = None) -> str:
         """Run rounds until this many tokens more are known, a stop is, or the text is as long as it may be.
