@@ -25,7 +25,6 @@ from workbench.spec.prompt import token_ids
 from workbench.spec.proposers import MTPProposer, Proposer
 from workbench.spec.result import Generation
 from workbench.spec.round import DecodeState, run_round
-from workbench.spec.sink import Cancelled as Cancelled
 from workbench.spec.sink import Sink
 from workbench.spec.telemetry import StepProbe
 
