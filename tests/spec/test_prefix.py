@@ -18,7 +18,8 @@ from workbench.model.hybrid import HybridModel
 from workbench.spec.constraint import Constraint
 from workbench.spec.prefix import PrefixEntry, capture, restore
 from workbench.spec.proposers import GivenProposer
-from workbench.spec.session import Cancelled, Session
+from workbench.spec.session import Session
+from workbench.spec.sink import Cancelled
 from workbench.spec.store import PrefixStore
 
 CHUNK = 5

@@ -22,7 +22,8 @@ from workbench.spec.options import GenerateOptions
 from workbench.spec.policies import FixedK
 from workbench.spec.proposers import ScriptedProposer
 from workbench.spec.round import run_round
-from workbench.spec.session import Cancelled, Session
+from workbench.spec.session import Session
+from workbench.spec.sink import Cancelled
 
 DEMO = Path(__file__).resolve().parents[2] / "data" / "demo"
 PROMPT, NEW = "It was a bright cold day", 32
