@@ -9,7 +9,7 @@ from typing import Any
 from workbench.cache.kv import BLOCK
 from workbench.core.errors import UserError, check_choice, check_flag, check_int
 from workbench.model.hybrid import CARRIERS
-from workbench.sampling.options import ORDERS, Shaping
+from workbench.sampling.options import ORDERS, Shaping, shaping_of
 from workbench.spec.choose import Chooser
 
 
@@ -74,18 +74,7 @@ class ReplayOptions:
 
     def shaping(self) -> Shaping:
         """How logits become a law."""
-        return Shaping(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            order=self.filter_order,
-            repetition_penalty=self.repetition_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            penalty_last_n=self.penalty_last_n,
-            logit_bias=self.logit_bias,
-        )
+        return shaping_of(self)
 
     @property
     def plain(self) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 from workbench.core.errors import UserError
 from workbench.core.frames import rounds_frame
 from workbench.core.records import RoundRecord
-from workbench.replay.tracks import Track, first_difference, policy_for, tracks
+from workbench.replay.tracks import Track, first_difference, kept, policy_for, tracks
 from workbench.sampling.philox import ACCEPT, Noise
 from workbench.spec.policies import Policy, PolicyRun, RoundView
 from workbench.spec.policies.standard import AdaptiveRun, FixedRun
@@ -138,15 +138,6 @@ def ratio_rounds(track: Track, run: PolicyRun, seed: int, sequence: int) -> pl.D
         pl.col(name).list.eval(pl.when(pl.element() >= 0).then(pl.element())) for name in ("draft_ids", "draft_top1")
     ]
     return rounds_frame(records, doc_id=track.doc_id, source=track.source).with_columns(known)
-
-
-def kept(run: PolicyRun, top_K: np.ndarray, k: int) -> tuple[int, str]:
-    """Length of a chain of up to k drafts along the tape, and why it ends."""
-    for slot in range(k):
-        why = run.drops(slot, float(top_K[slot]), 1)
-        if why is not None:
-            return slot, why
-    return k, "k" if k else "none"
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,10 +20,10 @@ from workbench.model.hybrid import HybridModel
 from workbench.sampling.draw import draw, inverse_cdf
 from workbench.sampling.law import Law
 from workbench.sampling.options import Shaping
-from workbench.sampling.philox import ACCEPT, DRAFT, RESIDUAL, TARGET, Noise
-from workbench.sampling.residual import overlap, ratio_test, residual
+from workbench.sampling.philox import DRAFT, RESIDUAL, TARGET, Noise
+from workbench.sampling.residual import overlap
 from workbench.sampling.shaping import law
-from workbench.spec.choose import ACCEPT_RULES
+from workbench.spec.choose import ACCEPT_RULES, Chooser
 
 if TYPE_CHECKING:
     import polars as pl
@@ -48,10 +48,12 @@ def draw_by(rule: str, p: Law, q: Law, noise: Noise, position: int, *, redraw: L
         token = draw(p, noise, position, TARGET)
         return token, draw(q, noise, position, TARGET) == token
     token = draw(q, noise, position, DRAFT)
-    if ratio_test(p, q, token, noise.uniform(position, ACCEPT)):
+    chooser = Chooser(noise=noise)
+    if chooser.accepts(p, q, token, position, 0):
         return token, True
-    rest = redraw or residual(p, q) or p
-    return inverse_cdf(rest, noise.uniform(position, RESIDUAL)), False
+    if redraw is None:
+        return chooser.redraw(p, q, position, 0), False
+    return inverse_cdf(redraw, noise.uniform(position, RESIDUAL)), False
 
 
 def empirical_law(

@@ -11,7 +11,7 @@ import numpy as np
 from workbench.core.errors import UserError
 from workbench.core.tape import first_pending
 from workbench.spec.options import GenerateOptions
-from workbench.spec.policies import Policy
+from workbench.spec.policies import Policy, PolicyRun
 
 if TYPE_CHECKING:
     from workbench.replay.table import DraftTable
@@ -124,3 +124,12 @@ def first_difference(table: DraftTable, column: str) -> tuple[str, str] | None:
 
     rows = table.frame.filter(pl.col(column) != "").select("doc_id", column).head(1)
     return (rows["doc_id"][0], rows[column][0]) if len(rows) else None
+
+
+def kept(run: PolicyRun, top_K: np.ndarray, k: int) -> tuple[int, str]:
+    """Length of a chain of up to k drafts, given what the policy reads in every slot, and why it ends."""
+    for slot in range(k):
+        why = run.drops(slot, float(top_K[slot]), 1)
+        if why is not None:
+            return slot, why
+    return k, "k" if k else "none"

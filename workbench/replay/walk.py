@@ -16,7 +16,7 @@ from workbench.core.errors import UserError, check_choice, check_int
 from workbench.core.frames import rounds_frame
 from workbench.core.records import RoundRecord
 from workbench.replay.ratio import check_ratio, ratio_rounds
-from workbench.replay.tracks import Track, first_difference, policy_for, tracks
+from workbench.replay.tracks import Track, first_difference, kept, policy_for, tracks
 from workbench.spec.accept import accept_greedy
 from workbench.spec.policies import Policy, PolicyRun, RoundView
 
@@ -155,18 +155,11 @@ def walk_track(track: Track, run: PolicyRun, estimator: str) -> list[RoundRecord
         budget = track.length - 1 - at
         wish = run.next_k(at + 1)
         k = max(0, min(wish, budget - 1))
-        drafts: list[int] = []
-        seen: list[float] = []
-        cause = "k" if k else "none"
-        for slot in range(k):
-            token, p = int(track.draft_ids[at, slot]), float(track.draft_top1[at, slot])
-            assert token >= 0, f"no draft recorded at {track.doc_id} {at} slot {slot}"
-            why = run.drops(slot, float(read[at, slot]), 1)
-            if why is not None:
-                cause = why
-                break
-            drafts.append(token)
-            seen.append(p)
+        drafted, cause = kept(run, read[at], k)
+        tried = track.draft_ids[at, : min(drafted + 1, k)]
+        assert (tried >= 0).all(), f"no draft recorded at {track.doc_id} {at} slot {int((tried < 0).argmax())}"
+        drafts = track.draft_ids[at, :drafted].tolist()
+        seen = track.draft_top1[at, :drafted].tolist()
         text = tokens[at + 1 : at + 2 + len(drafts)]
         if estimator == "own":  # the text is what the target picked
             verdict = accept_greedy(drafts, text)

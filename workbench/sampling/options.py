@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -104,6 +104,12 @@ class Shaping:
             "logit_bias": [[i, "-inf" if value == -inf else value] for i, value in self.bias],
             "order": self.order,
         }
+
+
+def shaping_of(options: Any) -> Shaping:
+    """The shaping that an options object describes, by fields named as here but for ``filter_order``, the order."""
+    names = (f.name for f in fields(Shaping) if f.name != "order")
+    return Shaping(order=options.filter_order, **{name: getattr(options, name) for name in names})
 
 
 def seed_window(penalty_last_n: int) -> int:

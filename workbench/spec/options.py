@@ -9,7 +9,7 @@ from workbench.cache.formats import FORMATS
 from workbench.cache.hybrid import STRATEGIES
 from workbench.core.errors import UserError, check_choice, check_flag, check_int
 from workbench.model.hybrid import CARRIERS
-from workbench.sampling.options import ORDERS, Shaping
+from workbench.sampling.options import ORDERS, Shaping, shaping_of
 from workbench.sampling.philox import Noise
 from workbench.spec.choose import ACCEPT_RULES, Chooser
 from workbench.spec.policies import AdaptiveFloor, FixedK, Policy
@@ -145,18 +145,7 @@ class GenerateOptions:
 
     def shaping(self) -> Shaping:
         """How logits become a law."""
-        return Shaping(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            order=self.filter_order,
-            repetition_penalty=self.repetition_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            penalty_last_n=self.penalty_last_n,
-            logit_bias=self.logit_bias,
-        )
+        return shaping_of(self)
 
     def chooser(self) -> Chooser:
         """How rows become tokens."""
