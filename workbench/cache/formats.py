@@ -88,7 +88,7 @@ class Q8_0(Format):
     def encode(self, x_D: Tensor) -> Tensor:
         """d = max |x| / 127; q = x / d, halves away from zero; d is rounded only after that."""
         x = _blocks(x_D)
-        d = x.abs().amax(-1, keepdim=True) / 127
+        d = _over(x.abs().amax(-1, keepdim=True), 127)
         scaled = x * _inverse(d)
         size = scaled.abs()
         whole = size.floor()
@@ -121,7 +121,7 @@ class Q5_1(Format):
         """m = min x, d = (max x - m) / 31, q = (x - m) / d + 1/2 cut to an integer; d, m rounded only after that."""
         x = _blocks(x_D)
         m = x.amin(-1, keepdim=True)
-        d = (x.amax(-1, keepdim=True) - m) / 31
+        d = _over(x.amax(-1, keepdim=True) - m, 31)
         q = ((x - m) * _inverse(d) + 0.5).clamp(0, 31).to(torch.uint8)
         low = q & 15
         nibbles = low[..., :16] | low[..., 16:] << 4
@@ -158,7 +158,7 @@ class FP8(Format):
     def encode(self, x_D: Tensor) -> Tensor:
         """s = max |x| / 448; q = x / s to the nearest e4m3, ties to even."""
         x = x_D.float()
-        s = x.abs().amax(-1, keepdim=True) / FP8_TOP
+        s = _over(x.abs().amax(-1, keepdim=True), FP8_TOP)
         q = torch.where(s == 0, 0.0, x / s).clamp(-FP8_TOP, FP8_TOP).to(torch.float8_e4m3fn)
         return torch.cat([s.contiguous().view(torch.uint8), q.view(torch.uint8)], -1)
 
@@ -203,6 +203,11 @@ def cache_format(option: str, name: str, dim: int) -> Format:
 
 def _blocks(x_D: Tensor) -> Tensor:
     return x_D.float().unflatten(-1, (-1, GROUP))
+
+
+def _over(x: Tensor, n: float) -> Tensor:
+    """x / n, rounded once. By a plain number a GPU multiplies with the rounded inverse, and packs other bytes."""
+    return x / torch.full_like(x, n)
 
 
 def _inverse(d: Tensor) -> Tensor:
