@@ -53,7 +53,8 @@ def check_ratio(table: DraftTable, policy: Policy) -> None:
     if policy.anticipating:
         raise UserError(
             f"estimator='ratio' with {policy!r} is not valid, as accept='ratio' is not: the policy reads a token "
-            "already drawn to decide whether it is drafted; use p_min_reads='top' or p_min=0 (statistic='top' of a policy)"
+            "already drawn to decide whether it is drafted; use p_min_reads='top' or p_min=0 (as a policy's field, "
+            "statistic='top')"
         )
     if not table.manifest.parameters["forced"]:
         raise UserError(
@@ -201,11 +202,11 @@ def expected_rounds(
     width = int(table.manifest.model["hidden_size"])
     for one in chosen:
         check_ratio(table, one)
-        if getattr(one, "family", "") not in (*FORGETFUL, FLOOR):
+        if type(run := one.start(width=width)) is not ArrayRun or run.policy.family not in (*FORGETFUL, FLOOR):
             raise UserError(
-                f"{one!r} remembers more than the number last accepted: average walk(table, policy=..., "
-                "estimator='ratio', seed=...) over several seeds instead; FixedK, Ladder, Cumulative, MinConfidence and "
-                "AdaptiveFloor have exact expectations"
+                f"{one!r} has no exact expectation: average walk(table, policy=..., "
+                "estimator='ratio', seed=...) over several seeds instead; FixedK, Ladder, Cumulative, MinConfidence "
+                "and AdaptiveFloor have one, since they remember no more than the number last accepted"
             )
     listed = list(tracks(table))
     rows = []
