@@ -33,7 +33,7 @@ K_MAX = 8
 
 @dataclass(frozen=True)
 class Pairs:
-    """A policy as a user writes one: an even number of drafts, one more pair after every round that took them all."""
+    """A policy as a user writes one: an even number of drafts, one more pair after every round that took any."""
 
     k: int = 6
     tau: float = 0.2
@@ -63,7 +63,7 @@ class PairsRun:
         return drafted - drafted % 2
 
     def observe(self, view: RoundView) -> None:
-        self.pairs = self.pairs + 1 if view.accepted == view.drafted else 1
+        self.pairs = self.pairs + 1 if view.accepted else 1
 
 
 KINDS = (
@@ -148,7 +148,7 @@ def random_policy(kind: str, rng: np.random.Generator, *, cost: Cost) -> Policy:
         return Oracle(k=k, seconds=cost.curve(k) if rng.random() < 0.5 else None)
     if kind == "scripted":
         return Scripted(ks=tuple(int(n) for n in rng.integers(0, K_MAX + 1, 5)))
-    return Pairs(k=2 * few, tau=p / 2)
+    return Pairs(k=2 + 2 * few, tau=p / 2)
 
 
 def random_policies(count: int, *, seed: int, cost: Cost = Cost()) -> list[tuple[str, Policy]]:

@@ -21,7 +21,7 @@ from workbench.spec.policies import Oracle, Policy
 
 Differences = Callable[[pl.DataFrame, pl.DataFrame], list[str]]
 SAMPLED: dict[str, Any] = dict(temperature=0.8, top_p=0.95, seed=3)
-COUNT = 48
+COUNT, VOCAB = 48, 4
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,22 @@ def prompts(count: int, vocab: int, lengths: Sequence[int]) -> Corpus:
 
 @pytest.fixture(scope="module")
 def model(tiny) -> HybridModel:
-    return tiny(ratio=1, tied=False, vocab_size=3, seed=2, layer_types=(LINEAR, FULL))
+    return tiny(ratio=1, tied=False, vocab_size=VOCAB, seed=0, layer_types=(LINEAR, FULL))
 
 
 @pytest.fixture(scope="module")
 def lived(model, policies_module, tmp_path_factory) -> list[Lived]:
-    """Every policy on a tape of its own, some of them over the ends of key blocks."""
-    pool = own_tapes(model, prompts(COUNT, 3, (4, 7, 50, 11)), max_new_tokens=26, k=0, ignore_eos=True)
+    """Every policy on a tape of its own, greedy and sampled by turns, some of them over the ends of key blocks."""
+    asked = prompts(COUNT, VOCAB, (4, 7, 50, 11, 58))
+    shapings: list[dict[str, Any]] = [{}, SAMPLED]
+    pools = [own_tapes(model, asked, max_new_tokens=26, k=0, ignore_eos=True, **shaping) for shaping in shapings]
     cost, folder = policies_module.Cost(), tmp_path_factory.mktemp("lived")
     out = []
     for i, (kind, policy) in enumerate(policies_module.random_policies(COUNT, seed=11)):
-        tapes = Corpus(pool.tapes[i : i + 1])
-        table = replay(model, tapes, out=folder / str(i), k_max=policies_module.K_MAX)
-        out.append(live(model, table, tapes, kind, policy, cost))
+        turn = i // len(policies_module.KINDS) % 2
+        tapes = Corpus(pools[turn].tapes[i : i + 1])
+        table = replay(model, tapes, out=folder / str(i), k_max=policies_module.K_MAX, **shapings[turn])
+        out.append(live(model, table, tapes, kind, policy, cost, **shapings[turn]))
     return out
 
 
@@ -146,20 +149,17 @@ def test_a_slower_clock_is_found(lived, policies_module, differences):
     assert parted == {"gate"}
 
 
-@pytest.mark.parametrize("estimator", ["own", "forced"])
-def test_sampled_tables_and_texts_of_others(model, policies_module, differences, tmp_path, estimator):
-    """One policy of every kind: over coupled draws of the target's own, and made to commit a text that is not its own."""
-    shaping = SAMPLED if estimator == "own" else {}
-    made = own_tapes(model, prompts(4, 3, (5, 9)), max_new_tokens=22, k=0, ignore_eos=True, **SAMPLED)
-    tapes = made if estimator == "own" else Corpus([Tape(t.doc_id, t.tokens, t.prompt_len) for t in made])
-    tables = [replay(model, Corpus([t]), out=tmp_path / t.doc_id, k_max=8, **shaping) for t in tapes]
+def test_a_walk_by_forced_is_the_run_that_commits_the_text(model, policies_module, differences, tmp_path):
+    """One policy of every kind, made to commit texts that the target would not have gone on with."""
+    made = own_tapes(model, prompts(4, VOCAB, (5, 9)), max_new_tokens=22, k=0, ignore_eos=True, **SAMPLED)
+    tapes = [Tape(t.doc_id, t.tokens, t.prompt_len) for t in made]
+    tables = [replay(model, Corpus([t]), out=tmp_path / t.doc_id, k_max=8) for t in tapes]
     cost, stops = policies_module.Cost(), set()
     for i, (kind, policy) in enumerate(policies_module.random_policies(len(policies_module.KINDS), seed=5)):
-        tape = Corpus([tapes.tapes[i % 4]])
-        one = live(model, tables[i % 4], tape, kind, policy, cost, estimator=estimator, **shaping)
+        one = live(model, tables[i % 4], Corpus([tapes[i % 4]]), kind, policy, cost, estimator="forced")
         assert not (found := against(one, differences, cost)), (policy, found)
         stops |= set(one.rounds["round_stop"])
-    assert ("forced" in stops) == (estimator == "forced")
+    assert "forced" in stops, "a draft that is the target's pick and not the text's ends its round"
 
 
 def check_pool(
