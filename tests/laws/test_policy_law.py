@@ -34,13 +34,11 @@ EXACT = {
     "weakest, one slot": lambda k: MinConfidence(k=1, tau=0.5, statistic="top"),
     "mean": lambda k: Ema(k=k, alpha=1.0, margin=0.5, low=0, p_min=0.4, statistic="top"),
     "suspension": lambda k: Suspend(k=k, window=1, floor=1.0, reprobe_tokens=1),
-    "goodput": lambda k: Goodput(
-        k=k, seconds=(1.0, 1.2, 1.4)[: k + 1], warmup=1, reprobe=2, p_min=0.4, statistic="top"
-    ),
+    "goodput": lambda k: Goodput(k=k, seconds=(1.0, 1.2, 1.4), warmup=1, reprobe=2, p_min=0.4, statistic="top"),
     "trimmed": Even,
 }
 BENT = {
-    "weakest": lambda k: MinConfidence(k=k, tau=0.5, statistic="top"),
+    "weakest": lambda k: MinConfidence(k=k, tau=0.45, statistic="top"),
     "product of the drawn": lambda k: Cumulative(k=k, threshold=0.2),
 }
 

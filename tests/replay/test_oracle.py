@@ -127,9 +127,8 @@ def test_its_schedules_are_policies(tables, kind):
         walked = walk(table, policy=oracle, estimator=estimator)
         for (doc_id,), rounds in walked.group_by("doc_id", maintain_order=True):
             again = walk(table, policy=plans[doc_id], estimator=estimator).filter(pl.col("doc_id") == doc_id)
-            assert rounds.equals(again) and rounds["round_stop"].is_in(["", "forced"]).all(), (
-                "it never asks for too much"
-            )
+            assert rounds.equals(again)
+            assert rounds["round_stop"].is_in(["", "forced"]).all(), "it never asks for more than there is room for"
             ks = plans[doc_id].by_start
             assert [ks[start] for start in rounds["start"]] == rounds["k"].to_list()
 
@@ -147,18 +146,18 @@ def test_hits_are_the_accepted_drafts_of_the_longest_round(tables):
 
 def test_refusals(tables, policies_module):
     table = tables["own"]
-    with pytest.raises(UserError, match="Gate reads the duration of rounds.*give cost="):
+    with pytest.raises(UserError, match=r"Gate reads the duration of rounds.*give cost="):
         walk(table, policy=Gate())
     assert len(walk(table, policy=Gate(), cost=policies_module.Cost()))
     with pytest.raises(UserError, match="drafts up to 9 tokens and the table has 8 slots"):
         oracle_schedules(table, Oracle(k=9))
-    with pytest.raises(UserError, match="oracle=FixedK.* is not valid"):
+    with pytest.raises(UserError, match=r"oracle=FixedK.* is not valid"):
         oracle_schedules(table, FixedK())
     with pytest.raises(UserError, match="estimator='ratio' is not valid: choose one of 'own', 'forced'"):
         oracle_schedules(table, Oracle(), estimator="ratio")
     with pytest.raises(UserError, match="needs texts that this target generated greedily"):
         oracle_schedules(tables["forced"], Oracle(), estimator="own")
-    with pytest.raises(UserError, match="estimator='ratio' with Oracle.* is not valid"):
+    with pytest.raises(UserError, match=r"estimator='ratio' with Oracle.* is not valid"):
         walk(tables["coupled"], policy=Oracle(), estimator="ratio")
 
 
