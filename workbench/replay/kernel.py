@@ -34,7 +34,8 @@ def sources() -> int:
     for family in rules.FAMILIES.values():
         for module in {function.__module__ for function in family if callable(function)}:
             _register(module)
-    for name in sorted({*_registered, oracle.__name__, __name__}):
+    _register(oracle.__name__)
+    for name in sorted({*_registered, __name__}):
         digest.update(Path(str(sys.modules[name].__file__)).read_bytes())
     return int.from_bytes(digest.digest()[:6], "little")
 
@@ -53,6 +54,23 @@ def _register(name: str) -> None:
 
 
 @cache
+def plan_kernel() -> Callable[..., None]:
+    """Writes an oracle's draft lengths on the texts of a shard."""
+    version = sources()
+    oracle_plan = oracle.oracle_plan
+
+    @njit(nogil=True, cache=True)
+    def plan(match_R, begin_G, first_G, end_G, seconds_K, plan_R):
+        if version < 0:
+            return
+        for g in range(len(begin_G)):
+            rows = slice(begin_G[g], begin_G[g] + end_G[g])
+            oracle_plan(match_R[rows] & 0x7F, first_G[g], end_G[g], seconds_K, plan_R[rows])
+
+    return plan
+
+
+@cache
 def walk_kernel(family: str) -> Callable[..., None]:
     """The walk of a family; "" for policies whose draft lengths are planned for every row."""
     version = sources()
@@ -63,15 +81,15 @@ def walk_kernel(family: str) -> Callable[..., None]:
 def _walk(next_k: Any, drops: Any, trim: Any, observe: Any, planned: bool, version: int) -> Callable[..., None]:
     @njit(nogil=True, cache=True)
     def walk(
-        params_PN, k_P, base_P, low, high, plan, by_round, match_R, prob_RK, begin_G, first_G, end_G, shift,
+        params_PN, k_P, base_P, plan, by_round, match_R, prob_RK, begin_G, first_G, end_G, shift,
         edges_C, cost_edges_E, seconds_ESD, counts,
     ):  # fmt: skip
-        """Count the rounds of policies low..high-1 over the documents of a shard, of which ``shift`` come before."""
+        """Count the rounds of some policies over the documents of a shard, before which ``shift`` documents came."""
         if version < 0:  # names what this was compiled from
             return
         state = np.zeros(STATE)
         buckets, costs = len(edges_C), len(cost_edges_E)
-        for p in range(low, high):
+        for p in range(len(k_P)):
             params = params_PN[p]
             pairs = (k_P[p] + 1) * (k_P[p] + 2) // 2
             for g in range(len(begin_G)):
@@ -132,7 +150,9 @@ def match_rows(draft_RK, text_R, pick_R, begin_G, first_G, end_G, forced, match_
                     return row
             n = 0
             room = min(slots, last - row)
-            while n < room and draft_RK[row, n] == text_R[row + n] and (not forced or pick_R[row + n] == text_R[row + n]):
+            while (
+                n < room and draft_RK[row, n] == text_R[row + n] and (not forced or pick_R[row + n] == text_R[row + n])
+            ):
                 n += 1
             off = forced and n < room and draft_RK[row, n] == pick_R[row + n] and pick_R[row + n] != text_R[row + n]
             match_R[row] = n | OFF if off else n

@@ -10,12 +10,20 @@ import numpy as np
 
 from workbench.core.errors import UserError
 from workbench.core.tape import first_pending
+from workbench.replay.shards import shard_tables
 from workbench.spec.options import GenerateOptions
-from workbench.spec.policies import Policy, PolicyRun
+from workbench.spec.policies import Policy, PolicyRun, trimmed
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from workbench.replay.table import DraftTable
 
+COLUMNS = (
+    *("doc_id", "source", "own", "prompt_len", "length", "token", "next_token", "target_id", "target_margin"),
+    *("draft_ids", "draft_top1"),
+)
+OPTIONAL = ("draft_top", "target_p", "forced_q", "forced_top")
 POLICY_OPTIONS = ("p_min", "pmin0", "adaptive", "floor", "cap", "floor_context", "p_min_reads")
 
 
@@ -57,10 +65,19 @@ class Track:
 
 
 def tracks(table: DraftTable) -> Iterator[Track]:
-    """Documents of a table, in order."""
-    columns = ("doc_id", "source", "own", "prompt_len", "length", "token", "next_token", "target_id", "target_margin")
-    more = [name for name in ("draft_top", "target_p", "forced_q", "forced_top") if name in table.frame.columns]
-    frame = table.frame.select(*columns, "draft_ids", "draft_top1", *more)
+    """Documents of a table, in order, read a shard at a time."""
+    import polars as pl
+
+    more = [name for name in OPTIONAL if name in table.dataset.column_names]
+    for shard in shard_tables(table, (*COLUMNS, *more)):
+        frame = pl.from_arrow(shard)
+        assert isinstance(frame, pl.DataFrame)
+        yield from tracks_of(frame)
+
+
+def tracks_of(frame: pl.DataFrame) -> Iterator[Track]:
+    """Documents of some rows of a table, whole documents in order."""
+    more = [name for name in OPTIONAL if name in frame.columns]
     for part in frame.partition_by("doc_id", maintain_order=True):
         head = part.row(0, named=True)
         ids = np.where(np.isnan(raw := np.array(part["draft_ids"].to_numpy(), dtype=np.float64)), -1, raw)
@@ -120,16 +137,20 @@ def policy_for(table: DraftTable, k: int, policy: Policy | None, given: dict[str
 
 def first_difference(table: DraftTable, column: str) -> tuple[str, str] | None:
     """First document whose text was made otherwise than this table says, and how; None when there is none."""
-    import polars as pl
+    import pyarrow.compute as pc
 
-    rows = table.frame.filter(pl.col(column) != "").select("doc_id", column).head(1)
-    return (rows["doc_id"][0], rows[column][0]) if len(rows) else None
+    columns = table.dataset.data.table
+    at = pc.index(pc.not_equal(columns[column], ""), True).as_py()
+    return None if at < 0 else (columns["doc_id"][at].as_py(), columns[column][at].as_py())
 
 
-def kept(run: PolicyRun, top_K: np.ndarray, k: int) -> tuple[int, str]:
-    """Length of a chain of up to k drafts, given what the policy reads in every slot, and why it ends."""
+def kept(run: PolicyRun, top_K: np.ndarray, k: int) -> tuple[int, int, str]:
+    """A chain of up to k drafts, given what the policy reads in every slot: tokens kept, drafter steps, why it ends."""
+    drafted, steps, cause = k, k, "k" if k else "none"
     for slot in range(k):
         why = run.drops(slot, float(top_K[slot]), 1)
         if why is not None:
-            return slot, why
-    return k, "k" if k else "none"
+            drafted, steps, cause = slot, slot + 1, why
+            break
+    stays = trimmed(run, drafted, 1)
+    return stays, steps, cause if stays == drafted else "policy"
