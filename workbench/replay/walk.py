@@ -15,10 +15,18 @@ import numpy as np
 from workbench.core.errors import UserError, check_choice, check_int
 from workbench.core.frames import rounds_frame
 from workbench.core.records import RoundRecord
-from workbench.replay.oracle import scheduled
+from workbench.replay.oracle import begin
 from workbench.replay.ratio import check_ratio, ratio_rounds
-from workbench.replay.timing import RoundSeconds
-from workbench.replay.tracks import Track, first_difference, kept, policy_for, tracks
+from workbench.replay.tracks import (
+    RoundCost,
+    Track,
+    check_timed,
+    first_difference,
+    kept,
+    policy_for,
+    seconds_of,
+    tracks,
+)
 from workbench.spec.accept import accept_greedy
 from workbench.spec.policies import Oracle, Policy, PolicyRun, RoundView, Scripted
 
@@ -39,7 +47,7 @@ def walk(
     policy: Policy | None = None,
     estimator: str | None = None,
     seed: int | None = None,
-    cost: Any = None,
+    cost: RoundCost | None = None,
     **given: Any,
 ) -> pl.DataFrame:
     """Rounds that a policy would have run over the recorded texts.
@@ -51,8 +59,8 @@ def walk(
         estimator: "own", "forced" or "ratio"; None takes "own" when every document is the target's own text, made as
             the table draws, else "forced".
         seed: Of the acceptances that "ratio" draws; None is 0. The others draw nothing.
-        cost: Gives rounds their duration, for policies that read it: an object with ``grid(k_max, contexts=...)``, such
-            as a CostModel; None makes every round take 0.
+        cost: How long rounds take, for policies that read time, such as a ``CostModel``; None tells them 0, and refuses
+            ``Gate``.
         **given: Policy options by name, instead of a policy: p_min, pmin0, adaptive, floor, cap, floor_context,
             p_min_reads.
 
@@ -67,34 +75,7 @@ def walk(
     import polars as pl
 
     chosen = policy_for(table, k, policy, given)
-    picked = chosen_estimator(table, estimator, seed)
-    if picked == "ratio":
-        check_ratio(table, chosen)
     check_timed(chosen, cost)
-    width, frames = int(table.manifest.model["hidden_size"]), []
-    seconds = RoundSeconds.of(cost, chosen.k_max, longest_text(table)) if cost is not None else None
-    for i, track in enumerate(tracks(table)):
-        if picked == "own":
-            check_own(track, rounding(table), drawn=not table.plain)
-        frames.append(track_rounds(track, chosen, picked, width=width, seed=seed or 0, sequence=i, seconds=seconds))
-    return pl.concat(frames).with_columns(pl.lit(picked).alias("estimator"))
-
-
-def chosen_estimator(table: DraftTable, estimator: str | None, seed: int | None) -> str:
-    """The estimator of a walk, once the table is known to suit it.
-
-    Args:
-        table: The draft table.
-        estimator: "own", "forced" or "ratio"; None takes "own" when every document is the target's own text, made as
-            the table draws, else "forced".
-        seed: Of the acceptances that "ratio" draws; None where the others are meant too.
-
-    Returns:
-        Its name.
-
-    Raises:
-        UserError: Another name, a seed that nothing draws from, or texts that are not the target's own.
-    """
     picked = estimator or ("forced" if own_trouble(table) else "own")
     check_choice("estimator", picked, ESTIMATORS, hint="slot_rates(table) gives unconditional hits per slot")
     if seed is not None:
@@ -163,15 +144,17 @@ def oracle_schedules(table: DraftTable, policy: Oracle, *, estimator: str | None
     policy_for(table, 0, policy, {})
     picked = chosen_estimator(table, estimator, None)
     if picked == "ratio":
-        check_ratio(table, policy)
-    return {track.doc_id: scheduled(policy, track, picked) for track in tracks(table)}
-
-
-def longest_text(table: DraftTable) -> int:
-    """Tokens of a table's longest text."""
-    import pyarrow.compute as pc
-
-    return int(pc.max(table.dataset.data.table["length"]).as_py())
+        check_ratio(table, chosen)
+    width, frames = int(table.manifest.model["hidden_size"]), []
+    for i, track in enumerate(tracks(table)):
+        if picked == "ratio":
+            frames.append(ratio_rounds(track, chosen.start(width=width), seed or 0, i, cost))
+            continue
+        if picked == "own":
+            check_own(track, rounding(table), drawn=not table.plain)
+        records = walk_track(track, begin(chosen, track, picked, width=width), picked, cost)
+        frames.append(rounds_frame(records, doc_id=track.doc_id, source=track.source))
+    return pl.concat(frames).with_columns(pl.lit(picked).alias("estimator"))
 
 
 def own_trouble(table: DraftTable) -> str:
@@ -225,14 +208,14 @@ def check_own(track: Track, rounding: float, *, drawn: bool = False) -> None:
         )
 
 
-def walk_track(track: Track, run: PolicyRun, estimator: str, seconds: RoundSeconds | None = None) -> list[RoundRecord]:
+def walk_track(track: Track, run: PolicyRun, estimator: str, cost: RoundCost | None = None) -> list[RoundRecord]:
     """Rounds of one document.
 
     Args:
         track: Its columns.
         run: A fresh run of the policy.
         estimator: "own", for a text that ``check_own`` passes, or "forced".
-        seconds: Durations of rounds; None makes every round take 0.
+        cost: How long rounds take; None for 0 seconds.
 
     Returns:
         Records equal to the live ones, without times.
@@ -245,8 +228,9 @@ def walk_track(track: Track, run: PolicyRun, estimator: str, seconds: RoundSecon
         budget = track.length - 1 - at
         wish = run.next_k(at + 1)
         k = max(0, min(wish, budget - 1))
-        drafted, steps, cause = kept(run, read[at], k)
-        tried = track.draft_ids[at, :steps]
+        chain = kept(run, read[at], k)
+        drafted = chain.drafted
+        tried = track.draft_ids[at, : chain.steps]
         assert (tried >= 0).all(), f"no draft recorded at {track.doc_id} {at} slot {int((tried < 0).argmax())}"
         drafts = track.draft_ids[at, :drafted].tolist()
         seen = track.draft_top1[at, :drafted].tolist()
@@ -266,14 +250,14 @@ def walk_track(track: Track, run: PolicyRun, estimator: str, seconds: RoundSecon
                 accepted=verdict.accepted,
                 emitted=len(verdict.emitted),
                 bonus=verdict.bonus,
-                chain_stop=cause,
+                chain_stop=chain.cause,
                 round_stop=verdict.round_stop or ("budget" if k < wish else ""),
-                steps=steps,
+                steps=chain.steps,
             )
         )
-        took = seconds(at + 1, steps, drafted) if seconds is not None else 0.0
+        seconds = seconds_of(cost, chain, at + 1)
         at += len(verdict.emitted)
-        run.observe(RoundView(drafted, verdict.accepted, at + 1, steps, took))
+        run.observe(RoundView(len(drafts), verdict.accepted, at + 1, chain.steps, seconds))
     return records
 
 
