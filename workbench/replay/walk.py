@@ -17,6 +17,7 @@ from workbench.core.frames import rounds_frame
 from workbench.core.records import RoundRecord
 from workbench.replay.oracle import begin
 from workbench.replay.ratio import check_ratio, ratio_rounds
+from workbench.replay.timing import CostGrid, RoundSeconds
 from workbench.replay.tracks import (
     RoundCost,
     Track,
@@ -47,7 +48,7 @@ def walk(
     policy: Policy | None = None,
     estimator: str | None = None,
     seed: int | None = None,
-    cost: RoundCost | None = None,
+    cost: CostGrid | None = None,
     **given: Any,
 ) -> pl.DataFrame:
     """Rounds that a policy would have run over the recorded texts.
@@ -59,8 +60,8 @@ def walk(
         estimator: "own", "forced" or "ratio"; None takes "own" when every document is the target's own text, made as
             the table draws, else "forced".
         seed: Of the acceptances that "ratio" draws; None is 0. The others draw nothing.
-        cost: How long rounds take, for policies that read time, such as a ``CostModel``; None tells them 0, and refuses
-            ``Gate``.
+        cost: How long rounds take, for policies that read time: a ``CostModel``, or what else has its ``grid``; None
+            tells them 0, and refuses ``Gate``.
         **given: Policy options by name, instead of a policy: p_min, pmin0, adaptive, floor, cap, floor_context,
             p_min_reads.
 
@@ -76,6 +77,33 @@ def walk(
 
     chosen = policy_for(table, k, policy, given)
     check_timed(chosen, cost)
+    picked = chosen_estimator(table, estimator, seed)
+    if picked == "ratio":
+        check_ratio(table, chosen)
+    width, frames = int(table.manifest.model["hidden_size"]), []
+    timed = None if cost is None else RoundSeconds.of(cost, chosen.k_max, longest_text(table))
+    for i, track in enumerate(tracks(table)):
+        if picked == "own":
+            check_own(track, rounding(table), drawn=not table.plain)
+        frames.append(track_rounds(track, chosen, picked, width=width, seed=seed or 0, sequence=i, cost=timed))
+    return pl.concat(frames).with_columns(pl.lit(picked).alias("estimator"))
+
+
+def chosen_estimator(table: DraftTable, estimator: str | None, seed: int | None) -> str:
+    """The estimator of a walk, once the table is known to suit it.
+
+    Args:
+        table: The draft table.
+        estimator: "own", "forced" or "ratio"; None takes "own" when every document is the target's own text, made as
+            the table draws, else "forced".
+        seed: Of the acceptances that "ratio" draws; None goes with the others too.
+
+    Returns:
+        Its name.
+
+    Raises:
+        UserError: Another name, a seed that nothing draws from, or texts that are not the target's own.
+    """
     picked = estimator or ("forced" if own_trouble(table) else "own")
     check_choice("estimator", picked, ESTIMATORS, hint="slot_rates(table) gives unconditional hits per slot")
     if seed is not None:
@@ -84,24 +112,50 @@ def walk(
             raise UserError(f"seed={seed} goes with estimator='ratio': a walk by {picked!r} draws nothing")
     if picked == "own" and (trouble := own_trouble(table)):
         raise UserError(trouble)
-    if picked == "ratio":
-        check_ratio(table, chosen)
-    width, frames = int(table.manifest.model["hidden_size"]), []
-    for i, track in enumerate(tracks(table)):
-        if picked == "ratio":
-            frames.append(ratio_rounds(track, chosen.start(width=width), seed or 0, i, cost))
-            continue
-        if picked == "own":
-            check_own(track, rounding(table), drawn=not table.plain)
-        records = walk_track(track, begin(chosen, track, picked, width=width), picked, cost)
-        frames.append(rounds_frame(records, doc_id=track.doc_id, source=track.source))
-    return pl.concat(frames).with_columns(pl.lit(picked).alias("estimator"))
+    return picked
+
+
+def track_rounds(
+    track: Track,
+    policy: Policy,
+    estimator: str,
+    *,
+    width: int,
+    seed: int = 0,
+    sequence: int = 0,
+    cost: RoundCost | None = None,
+) -> pl.DataFrame:
+    """Rounds of one document, which ``check_own`` passes when the estimator is "own".
+
+    Args:
+        track: Its columns.
+        policy: The policy.
+        estimator: "own", "forced" or "ratio".
+        width: Width of the model's residual stream.
+        seed: Of the acceptances that "ratio" draws.
+        sequence: The document's stream under it: its place in the table.
+        cost: How long rounds take; None for 0 seconds.
+
+    Returns:
+        A rounds frame.
+    """
+    if estimator == "ratio":
+        return ratio_rounds(track, policy.start(width=width), seed, sequence, cost)
+    records = walk_track(track, begin(policy, track, estimator, width=width), estimator, cost)
+    return rounds_frame(records, doc_id=track.doc_id, source=track.source)
+
+
+def longest_text(table: DraftTable) -> int:
+    """Tokens of a table's longest text."""
+    import pyarrow.compute as pc
+
+    return int(pc.max(table.dataset.data.table["length"]).as_py())
 
 
 def own_trouble(table: DraftTable) -> str:
     """Why the texts of a table are not what the target would generate by itself, as recorded; "" when they are."""
     if table.plain:
-        if set(table.frame["own"].unique()) == {"greedy"}:
+        if set(table.dataset.unique("own")) == {"greedy"}:
             return ""
         return "estimator='own' needs texts that this target generated greedily (wb.own_tapes); use 'forced' for others"
     found = first_difference(table, "draws_differ")
