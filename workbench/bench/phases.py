@@ -148,7 +148,8 @@ class PhaseMeter:
             Per phase, strategy (None where it makes no difference), number of rows, prompt length and width: the
             median, lowest, highest and mean milliseconds, and the mean context.
         """
-        for (phase, strategy, count, prompt, width), items in sorted(self.seen.items(), key=lambda entry: _order(entry[0])):
+        for key in sorted(self.seen, key=_order):
+            (phase, strategy, count, prompt, width), items = key, self.seen[key]
             ms = [1e3 * item.seconds for item in items]
             name = " ".join([phase, *([] if count is None else [f"{count} row{'s' * (count > 1)}"])])
             yield {

@@ -21,12 +21,12 @@ from workbench.core.tape import Corpus, first_pending
 from workbench.facade import load
 from workbench.model.hybrid import HybridModel
 from workbench.replay.cost import CostModel
+from workbench.replay.fast import walk_counts
 from workbench.replay.own import own_tapes
 from workbench.replay.predict import Prediction, label_of, predict
 from workbench.replay.table import replay
-from workbench.replay.walk import walk
 from workbench.spec.generate import generate
-from workbench.spec.policies import AdaptiveFloor, FixedK, Policy
+from workbench.spec.policies import AdaptiveFloor, Cumulative, Ema, FixedK, MinConfidence, Policy, Suspend
 
 K_MAX, PROMPT, NEW, DOCUMENTS, REPEATS = 8, 64, 128, 4, 3
 STRATEGY = "columns"  # what sessions use on a CPU
@@ -41,6 +41,10 @@ POLICIES: tuple[Policy, ...] = (
     AdaptiveFloor(k=7),
     AdaptiveFloor(k=7, floor=2, p_min=0.4),
     AdaptiveFloor(k=8, cap=8, floor=4),
+    MinConfidence(k=4, tau=0.4),
+    Cumulative(k=8, threshold=0.3),
+    Ema(k=8),
+    Suspend(k=6, floor=1.5, reprobe_tokens=16),
 )
 
 
@@ -83,7 +87,9 @@ class LiveRuns:
         new: Tokens generated per tape.
     """
 
-    def __init__(self, model: HybridModel, policies: Sequence[Policy], *, exact: bool, documents: int, new: int) -> None:
+    def __init__(
+        self, model: HybridModel, policies: Sequence[Policy], *, exact: bool, documents: int, new: int
+    ) -> None:
         self.model, self.policies, self.exact = model, policies, exact
         prompts = held_out(model, PROMPT, documents)
         made = own_tapes(
@@ -142,15 +148,9 @@ class LiveRuns:
 
     def predictions(self, cost: CostModel) -> list[Prediction]:
         """The prediction of every policy, from a draft table of the tapes."""
-        from workbench.replay.counts import counts_of
-
         with tempfile.TemporaryDirectory() as folder:
             table = replay(self.model, self.tapes, out=Path(folder) / "table", k_max=K_MAX, exact=self.exact)
-            out = []
-            for policy in self.policies:
-                rounds = walk(table, policy=policy, estimator="own")
-                out.append(predict(counts_of(rounds, policy=policy, k_max=K_MAX, estimator="own"), cost))
-        return out
+            return [predict(counts, cost) for counts in walk_counts(table, self.policies, estimator="own")]
 
     def rows(self, cost: CostModel, *, run: str) -> Iterator[dict[str, Any]]:
         """Errors per policy, and their median.

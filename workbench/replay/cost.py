@@ -62,7 +62,7 @@ class CostModel:
 
     @property
     def k_max(self) -> int | None:
-        """Longest draft whose verify is known at every width; None without a bound."""
+        """Longest draft all of whose rounds are known, at every width; None without a bound."""
         known = [cost.k_max for cost in self.widths.values() if cost.k_max is not None]
         return min(known, default=None)
 
@@ -104,9 +104,7 @@ class CostModel:
         Raises:
             UserError: An argument is not valid, or the model does not know that many rows or sequences.
         """
-        return sum(
-            self.phases(steps=steps, drafted=drafted, accepted=accepted, context=context, width=width).values()
-        )
+        return sum(self.phases(steps=steps, drafted=drafted, accepted=accepted, context=context, width=width).values())
 
     def plain_seconds(self, *, context: float = 0, width: int = 1) -> float:
         """Seconds of one step of plain decode.
@@ -199,7 +197,7 @@ class CostModel:
         plain = check_real("plain_seconds", plain_seconds, low=0, open_low=True)
         if 1 not in verify:
             raise UserError(
-                f"verify of rows {sorted(verify, key=str)} is not valid without 1 row, which is a round without drafts: "
+                f"verify of rows {sorted(verify, key=str)} is not valid without 1 row, a round without drafts: "
                 "add 1 with its cost, 1.0 where it is a plain step"
             )
         ratios = {
@@ -240,7 +238,7 @@ class CostModel:
     def _content(self) -> dict[str, Any]:
         return {
             "facts": dict(self.facts),
-            "contexts": None if self.contexts is None else list(self.contexts),
+            "contexts": None if self.contexts is None else [float(edge) for edge in self.contexts],
             "widths": {str(width): self.widths[width].to_json() for width in sorted(self.widths)},
         }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,10 @@ class Curve:
                 f"a curve over rows {rows} has base {list(self.base)} and slope {list(self.slope)}: give one finite "
                 "number of each per number of rows, or one of each without rows"
             )
-        if any(a >= b for a, b in zip(rows, rows[1:])) or any(n < 1 for n in rows):
+        if any(a >= b for a, b in pairwise(rows)) or any(n < 1 for n in rows):
             raise UserError(f"a curve over rows {rows} is not valid: give increasing numbers of rows, from 1")
+        for name in ("base", "slope"):
+            object.__setattr__(self, name, tuple(float(x) for x in getattr(self, name)))
 
     @classmethod
     def constant(cls, seconds: float, slope: float = 0.0) -> Curve:
@@ -121,8 +124,10 @@ class RoundCost:
 
     @property
     def k_max(self) -> int | None:
-        """Longest draft whose verify is known; None without a bound."""
-        return self.verify.knots[-1] - 1 if self.verify.knots else None
+        """Longest draft all of whose rounds are known; None without a bound."""
+        bounds = [curve.knots[-1] - 1 for curve in (self.verify, self.first, self.accept) if curve.knots]
+        bounds += self.partial.knots[-1:]
+        return min(bounds, default=None)
 
     def plain_line(self) -> np.ndarray:
         """Base and slope of a plain step, [2]."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 STATISTICS = {"mean": "mean", "median": "value"}
-HOST = ("accept", "other")  # measured at width 1 alone: a host does them for one sequence after the other
+LEVEL = ("accept", "commit whole", "other")  # touch no row of the text, so their cost does not grow with it
 NEEDED = ("phase", "rows", "context", "width", "strategy", "mode", "value", "mean", "n")
 
 Row = Mapping[str, Any]
@@ -37,8 +37,9 @@ def fit(
     """Fit a cost model to measured phases.
 
     A line over the context goes through the entries of every phase and number of rows by least squares, weighted by
-    their repeats; one that would fall with the context is made flat. Numbers of rows keep an entry each. At widths
-    above 1 what the host does per round is taken once per sequence.
+    their repeats; one that would fall with the context is made flat, and acceptance, whole commits and the rest of a
+    round are flat by nature. Numbers of rows keep an entry each. At widths above 1 what the host does per round is
+    taken once per sequence.
 
     Args:
         rows: Rows of ``workbench bench phases``: as returned, as a frame, or their file.
@@ -61,20 +62,24 @@ def fit(
     if not found:
         raise UserError("no rows of `workbench bench phases` were given: measure some, or use CostModel.from_ratios")
     if lacking := [key for key in NEEDED if key not in found[0]]:
-        raise UserError(f"rows of `workbench bench phases` hold {', '.join(NEEDED)}; {lacking[0]} is missing: measure again")
+        raise UserError(
+            f"rows of `workbench bench phases` hold {', '.join(NEEDED)}; {lacking[0]} is missing: measure them again"
+        )
     chosen: dict[str, Any] = {}
     for key, value in wanted.items():
         kinds = sorted({row[key] for row in found if row.get(key) is not None}, key=str)
         if value is None and len(kinds) > 1:
-            raise UserError(f"the rows hold {key} {', '.join(map(str, kinds))}: say which one, {key}={kinds[0]!r} for one")
+            raise UserError(f"the rows hold {key} {', '.join(map(str, kinds))}: say which, such as {key}={kinds[0]!r}")
         if value is not None and value not in kinds:
             raise UserError(f"{key}={value!r} is not among the rows, which hold {', '.join(map(str, kinds)) or 'none'}")
         chosen[key] = value if value is not None else (kinds[0] if kinds else None)
         found = [row for row in found if row.get(key) in (None, chosen[key])]
     lines = _lines(found, STATISTICS[statistic])
-    widths = sorted({width for width, _, _ in lines})
+    widths = sorted({width for width, phase, _ in lines if phase == "verify"})
     if 1 not in widths:
-        raise UserError("the rows hold no batch width of 1, where the host's part of a round is measured: measure it too")
+        raise UserError(
+            "the rows hold no batch width of 1, where the host's part of a round is measured: measure it too"
+        )
     label = name or ", ".join(str(chosen[key]) for key in ("mode", "strategy") if chosen[key] is not None)
     contexts = [float(row["context"]) for row in found]
     first = found[0]
@@ -110,7 +115,11 @@ def _lines(rows: Sequence[Row], column: str) -> dict[tuple[int, str, int | None]
     for row in rows:
         count = None if row["rows"] is None else int(row["rows"])
         points[int(row["width"]), row["phase"], count].append((row["context"], row[column] / 1e3, row["n"]))
-    return {key: line(*np.array(values, dtype=np.float64).T) for key, values in points.items()}
+    out = {}
+    for key, values in points.items():
+        context_N, seconds_N, weight_N = np.array(values, dtype=np.float64).T
+        out[key] = line(context_N * (key[1] not in LEVEL), seconds_N, weight_N)
+    return out
 
 
 def line(context_N: np.ndarray, seconds_N: np.ndarray, weight_N: np.ndarray) -> tuple[float, float]:
@@ -138,8 +147,8 @@ def _width(lines: Mapping[tuple[int, str, int | None], tuple[float, float]], wid
         entries = {n: value for (w, what, n), value in lines.items() if (w, what) == (at, phase)}
         if not entries or (rows and (None in entries or 1 not in entries)):
             raise UserError(
-                f"the rows hold no phase {phase!r} at width {at}{' of 1 row' if rows else ''}, which every round needs: "
-                "measure with `workbench bench phases`"
+                f"the rows hold no phase {phase!r} at width {at}{' of 1 row' if rows else ''}, measure all "
+                "phases with `workbench bench phases`"
             )
         return Curve.of(entries) if rows else Curve.constant(*entries[None])  # type: ignore[arg-type]
 

@@ -207,7 +207,9 @@ def document_seconds(counts: WalkCounts, cost: CostModel, *, width: int = 1) -> 
         phases_G[phase] += np.einsum("gda,gd,da->g", outcome_GDA, mean_GD, table[..., 1])
 
     rounds_G = rounds_GC.sum(1)
-    tokens_GC = rounds_GC * np.divide(counts.emitted_G, rounds_G, out=np.zeros_like(rounds_G), where=rounds_G > 0)[:, None]
+    tokens_GC = (
+        rounds_GC * np.divide(counts.emitted_G, rounds_G, out=np.zeros_like(rounds_G), where=rounds_G > 0)[:, None]
+    )
     base, slope = between(cost.widths, width, RoundCost.plain_line)
     beyond = 0.0
     if cost.contexts is not None and rounds_GC.sum() > 0:
