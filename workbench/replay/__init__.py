@@ -1,12 +1,16 @@
-"""Replay: the draft table of a corpus, its walks and estimators, scores, and comparison with live rounds."""
+"""Replay: the draft table of a corpus, its walks and estimators, scores, costs, predicted
+speeds, and comparison with live rounds."""
 
 from workbench.core.callable import make_callable
 from workbench.replay.compare import compare_rounds, live_rounds
 from workbench.replay.counts import WalkCounts, counts_of
 from workbench.replay.fast import walk_counts
+from workbench.replay.cost import CostModel
 from workbench.replay.options import ReplayOptions
 from workbench.replay.oracle import oracle_schedules
 from workbench.replay.own import own_tapes
+from workbench.replay.predict import Prediction, predict
+from workbench.replay.published import published_costs
 from workbench.replay.ratio import expected_rounds
 from workbench.replay.score import score
 from workbench.replay.synthetic import Profile, synthetic_table
@@ -14,8 +18,10 @@ from workbench.replay.table import DraftTable, load_table, replay
 from workbench.replay.walk import slot_rates, walk
 
 __all__ = [
+    "CostModel",
     "DraftTable",
     "Profile",
+    "Prediction",
     "ReplayOptions",
     "WalkCounts",
     "compare_rounds",
@@ -25,6 +31,8 @@ __all__ = [
     "load_table",
     "oracle_schedules",
     "own_tapes",
+    "predict",
+    "published_costs",
     "replay",
     "score",
     "slot_rates",
