@@ -29,6 +29,10 @@ _LAZY = {
     "walk": "workbench.replay:walk",
     "slot_rates": "workbench.replay:slot_rates",
     "expected_rounds": "workbench.replay:expected_rounds",
+    "TreeShape": "workbench.spec.tree:TreeShape",
+    "tree_shapes": "workbench.spec.tree:tree_shapes",
+    "tree_walk": "workbench.replay:tree_walk",
+    "best_tree": "workbench.replay:best_tree",
     "live_rounds": "workbench.replay:live_rounds",
     "compare_rounds": "workbench.replay:compare_rounds",
     "plot": "workbench.plot",
@@ -45,6 +49,7 @@ _LAZY = {
 __all__ = [
     "__version__",
     "AdaptiveFloor",
+    "best_tree",
     "Chat",
     "compare_rounds",
     "compare_sessions",
@@ -71,6 +76,9 @@ __all__ = [
     "slot_rates",
     "stream",
     "Tape",
+    "tree_shapes",
+    "tree_walk",
+    "TreeShape",
     "UserError",
     "walk",
 ]
@@ -84,6 +92,7 @@ if TYPE_CHECKING:
     from workbench.datasets import extract, load_anchors
     from workbench.facade import load
     from workbench.replay import (
+        best_tree,
         compare_rounds,
         expected_rounds,
         live_rounds,
@@ -92,6 +101,7 @@ if TYPE_CHECKING:
         replay,
         score,
         slot_rates,
+        tree_walk,
         walk,
     )
     from workbench.spec import grammars
@@ -102,6 +112,7 @@ if TYPE_CHECKING:
     from workbench.spec.policies import AdaptiveFloor, FixedK
     from workbench.spec.session import Session
     from workbench.spec.store import PrefixStore
+    from workbench.spec.tree import TreeShape, tree_shapes
 
 
 def __getattr__(name: str) -> Any:

@@ -7,19 +7,25 @@ from workbench.replay.own import own_tapes
 from workbench.replay.ratio import expected_rounds
 from workbench.replay.score import score
 from workbench.replay.table import DraftTable, load_table, replay
+from workbench.replay.tree import tree_rounds, tree_walk
+from workbench.replay.tree_score import best_tree, product_yield
 from workbench.replay.walk import slot_rates, walk
 
 __all__ = [
     "DraftTable",
     "ReplayOptions",
+    "best_tree",
     "compare_rounds",
     "expected_rounds",
     "live_rounds",
     "load_table",
     "own_tapes",
+    "product_yield",
     "replay",
     "score",
     "slot_rates",
+    "tree_rounds",
+    "tree_walk",
     "walk",
 ]
 
