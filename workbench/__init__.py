@@ -31,6 +31,10 @@ _LAZY = {
     "counts_of": "workbench.replay:counts_of",
     "slot_rates": "workbench.replay:slot_rates",
     "expected_rounds": "workbench.replay:expected_rounds",
+    "TreeShape": "workbench.spec.tree:TreeShape",
+    "tree_shapes": "workbench.spec.tree:tree_shapes",
+    "tree_walk": "workbench.replay:tree_walk",
+    "best_tree": "workbench.replay:best_tree",
     "live_rounds": "workbench.replay:live_rounds",
     "compare_rounds": "workbench.replay:compare_rounds",
     "CostModel": "workbench.replay:CostModel",
@@ -61,6 +65,7 @@ _LAZY = {
 __all__ = [
     "__version__",
     "AdaptiveFloor",
+    "best_tree",
     "Chat",
     "compare_rounds",
     "compare_sessions",
@@ -102,6 +107,9 @@ __all__ = [
     "stream",
     "Suspend",
     "Tape",
+    "tree_shapes",
+    "tree_walk",
+    "TreeShape",
     "UserError",
     "walk",
     "walk_counts",
@@ -117,6 +125,7 @@ if TYPE_CHECKING:
     from workbench.facade import load
     from workbench.replay import (
         CostModel,
+        best_tree,
         compare_rounds,
         counts_of,
         expected_rounds,
@@ -129,6 +138,7 @@ if TYPE_CHECKING:
         replay,
         score,
         slot_rates,
+        tree_walk,
         walk,
         walk_counts,
     )
@@ -153,6 +163,7 @@ if TYPE_CHECKING:
     )
     from workbench.spec.session import Session
     from workbench.spec.store import PrefixStore
+    from workbench.spec.tree import TreeShape, tree_shapes
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ import pytest
 
 from workbench.bench import run
 from workbench.bench.arms import interleave, ratio_row, speed_row
+from workbench.bench.run import NAMES
 from workbench.core.errors import UserError
 
 ROWS = sorted((Path(__file__).resolve().parents[2] / "data" / "bench").glob("*.jsonl"))
@@ -47,7 +48,7 @@ def test_committed_rows_can_be_traced(path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["decode", "replay", "extract", "memory", "shaping", "prefix", "phases", "predict", "walk"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_gives_rows(name: str, tmp_path: Path) -> None:
     rows = run(name, out=tmp_path / "rows.jsonl", threads=(1,), quick=True, progress=False)
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows) > 2

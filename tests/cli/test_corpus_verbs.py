@@ -108,7 +108,9 @@ REPLAY = [
     (("--score-only", "--stride", "2"), "--stride and --score-only exclude each other"),
     (("--own", "--prompt-tokens", "0", *SMALL), "--prompt-tokens 0 is not valid"),
     (("--temperature", "0.5", "--logit-bias", "5", *SMALL), "--logit-bias '5' is not valid: write token ids"),
-    (("--forced", *SMALL), "--temperature"),
+    (("--shadow", "9", *SMALL), "--shadow 9 is not valid: it must be an integer from 0 to 8"),
+    (("--overlap", "0.5,x", *SMALL), "--overlap '0.5,x' is not valid: write numbers as 0.7,1"),
+    (("--overlap", "0", *SMALL), "--overlap 0.0 is not valid: it must be a number above 0"),
     (("--own", "--prompt-tokens", "60", *SMALL), "fewer than --prompt-tokens 60"),
 ]
 

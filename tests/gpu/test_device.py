@@ -105,8 +105,8 @@ def test_replayed_chains_are_live_chains(on_device: HybridModel, prompts: list[l
     live = generate(on_device, ids, k=4, max_new_tokens=64)
     tape = Tape("own", np.array([*live.prompt, *live.tokens]), len(ids))
     chunks = list(chain_tape(on_device, tape, ReplayOptions(k_max=4, chunk=64)))
-    drafts = np.concatenate([part.draft_ids for part in chunks])
-    margins = np.concatenate([part.draft_margin for part in chunks])
+    drafts = np.concatenate([part.columns["draft_ids"] for part in chunks])
+    margins = np.concatenate([part.columns["draft_margin"] for part in chunks])
     compared = 0
     for r in live.records:
         for slot, token in enumerate(r.draft_ids):

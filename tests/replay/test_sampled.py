@@ -296,7 +296,6 @@ def test_texts_that_are_no_draws(model, tiny, tmp_path):
         (dict(temperature=1, filter_order="any"), "filter_order='any' is not valid: choose one of 'chain'"),
         (dict(temperature=1, seed=-1), "seed=-1"),
         (dict(temperature=1, logit_bias={12: 1.0}), "logit_bias names id 12, but the vocabulary has 12 ids"),
-        (dict(forced=True), "forced=True with temperature=0 is not valid"),
         (dict(forced="yes", temperature=1), "forced='yes'"),
     ],
 )

@@ -149,3 +149,11 @@ def biases(text: str) -> tuple[tuple[int, float], ...]:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not valid: write token ids and biases as 12:-1.5,13:2, with -inf to forbid one"
         ) from None
+
+
+def reals(text: str) -> tuple[float, ...]:
+    """Numbers, read from text such as 0.7,1."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid: write numbers as 0.7,1") from None

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli.common import Outcome, add_common, add_corpus, load, read_corpus
-from workbench.cli.options import Kind, add_options, biases, given
+from workbench.cli.options import Kind, add_options, biases, given, reals
 from workbench.cli.parser import Parser
 from workbench.core.errors import UserError
 
@@ -34,7 +34,8 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
 
     about = "Write the draft table of a corpus: the chain the drafter proposes at every position, and the NLL."
     parser = Parser("replay", about, usage="--out DIR")
-    words, kinds = {"carrier": CARRIERS, "filter_order": ORDERS}, {"logit_bias": Kind(biases, "ID:BIAS,...")}
+    words = {"carrier": CARRIERS, "filter_order": ORDERS}
+    kinds = {"logit_bias": Kind(biases, "ID:BIAS,..."), "overlap": Kind(reals, "T,...")}
     names = add_options(parser, ReplayOptions, title="table", choices=words, kinds=kinds, skip=("seed",))
     resume = add_options(parser, replay, title="directory", only=("resume",))
     own = parser.add_argument_group("the target's own text")
@@ -55,6 +56,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
 def run(args: argparse.Namespace) -> Outcome:
     """Replay or score, and return acceptance and NLL."""
     from workbench.replay import ReplayOptions, own_tapes, replay, score
+    from workbench.replay.table import sizes_text
 
     options, resume = given(args, args.names), given(args, args.resume_names)
     if args.seed is not None and not args.score_only:
@@ -76,12 +78,14 @@ def run(args: argparse.Namespace) -> Outcome:
     else:
         table = replay(model, tapes, out=args.out, **resume, **options)
         frame = table.nll
+        data["bytes_per_row"] = table.bytes_per_row
         data["acceptance"] = accepted = _acceptance(table)
         lines = [_accepted(one) for one in accepted]
     data |= {"nll": likelihoods(frame), "seconds": perf_counter() - began}
     lines += [_likelihood(one) for one in data["nll"]]
     lines.append(f"{len(tapes):,} tapes, {tapes.n_tokens:,} tokens in {args.out}, {data['seconds']:.1f} s")
     if not args.score_only:
+        lines.append(f"bytes per row: {sizes_text(table.bytes_per_row)}")
         lines.append(f"open it with workbench.load_table({args.out!r})")
     return Outcome(data, "\n".join(lines))
 

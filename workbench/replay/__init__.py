@@ -1,11 +1,11 @@
-"""Replay: the draft table of a corpus, its walks and estimators, scores, costs, predicted
-speeds, and comparison with live rounds."""
+"""Replay: the draft table of a corpus, its walks and estimators, scores, costs, predicted speeds, trees, and comparison
+with live rounds."""
 
 from workbench.core.callable import make_callable
 from workbench.replay.compare import compare_rounds, live_rounds
+from workbench.replay.cost import CostModel
 from workbench.replay.counts import WalkCounts, counts_of
 from workbench.replay.fast import walk_counts
-from workbench.replay.cost import CostModel
 from workbench.replay.options import ReplayOptions
 from workbench.replay.oracle import oracle_schedules
 from workbench.replay.own import own_tapes
@@ -15,6 +15,8 @@ from workbench.replay.ratio import expected_rounds
 from workbench.replay.score import score
 from workbench.replay.synthetic import Profile, synthetic_table
 from workbench.replay.table import DraftTable, load_table, replay
+from workbench.replay.tree import tree_rounds, tree_walk
+from workbench.replay.tree_score import best_tree, product_yield
 from workbench.replay.walk import slot_rates, walk
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "Prediction",
     "ReplayOptions",
     "WalkCounts",
+    "best_tree",
     "compare_rounds",
     "counts_of",
     "expected_rounds",
@@ -37,6 +40,9 @@ __all__ = [
     "score",
     "slot_rates",
     "synthetic_table",
+    "product_yield",
+    "tree_rounds",
+    "tree_walk",
     "walk",
     "walk_counts",
 ]

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workbench.replay.groups import exps, totals
 from workbench.replay.options import ReplayOptions
 from workbench.sampling.draw import draw
 from workbench.sampling.law import Law
@@ -39,12 +40,14 @@ class Drafted:
         p: The drafter's probability of each, softmax at T = 1, unfiltered, float64 [R].
         top: Largest such probability of the row, float32 [R].
         margin: How far the draw is from another, in logits, float64 [R].
+        logsumexp: Natural log of the row's normaliser at T = 1, float32 [R].
     """
 
     ids: Tensor
     p: Tensor
     top: Tensor
     margin: Tensor
+    logsumexp: Tensor
 
 
 class TapeDraws:
@@ -57,7 +60,7 @@ class TapeDraws:
     """
 
     def __init__(self, tokens: np.ndarray, options: ReplayOptions, sequence: int) -> None:
-        self.tokens, self.forced = tokens, options.forced
+        self.tokens = tokens
         self.shaping, self.noise = options.shaping(), Noise(options.seed, sequence)
         off = dict(repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0, penalty_last_n=None)
         self.bare = replace(self.shaping, logit_bias=(), **off)  # type: ignore[arg-type]
@@ -110,7 +113,7 @@ class TapeDraws:
         nats = logits_RV.gather(-1, ids[:, None])[:, 0].double() - found.logsumexp.double()
         # one by one on a CPU: within a vector, the bits of exp may depend on the place
         p = torch.stack([x.exp() for x in nats]) if nats.device.type == "cpu" else nats.exp()
-        return Drafted(ids, p, found.top1, margin)
+        return Drafted(ids, p, found.top1, margin, found.logsumexp)
 
     def probs(self, logits_RV: Tensor, positions: Sequence[int], tokens_R: Tensor) -> Tensor:
         """Shaped probability of one token per row after the tape's own tokens, float64 [R]."""
@@ -121,8 +124,8 @@ class TapeDraws:
             return torch.tensor(found, dtype=torch.float64)
         parts = []
         for part, nats_RV in self._scaled(x_RV):
-            total = nats_RV.exp().sum(-1)
-            parts.append(nats_RV.gather(-1, tokens_R[part, None])[:, 0].exp() / total)
+            weights_RV = exps(nats_RV)
+            parts.append(weights_RV.gather(-1, tokens_R[part, None])[:, 0] / totals(weights_RV))
         return torch.cat(parts).cpu()
 
     def _penalised(self, logits_RV: Tensor, positions: Sequence[int], drafted_RK: np.ndarray | None) -> Tensor:

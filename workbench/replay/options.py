@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from workbench.cache.kv import BLOCK
-from workbench.core.errors import UserError, check_choice, check_flag, check_int
+from workbench.core.errors import UserError, check_choice, check_flag, check_int, check_real
 from workbench.model.hybrid import CARRIERS
+from workbench.replay.columns import Column, bytes_by_group, table_columns
 from workbench.sampling.options import ORDERS, Shaping, shaping_of
 from workbench.spec.choose import Chooser
+
+SHADOW_LIMIT = 8
+OVERLAP_LIMIT = 8
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,13 @@ class ReplayOptions:
         penalty_last_n: Tokens at the end of the text that penalties see; None for all, the prompt included.
         logit_bias: Added to the logits of token ids; -inf forbids one.
         seed: Of every draw; each document draws from a stream of its own under it.
-        forced: Record the chain fed with the tape's own tokens too, and the probabilities of these; needs
-            ``temperature`` above 0.
+        forced: Record the chain fed with the tape's own tokens too: what it would draft, and the probabilities of the
+            tape's tokens, shaped, or of softmax at T = 1 at temperature 0.
+        shadow: The drafter's most likely tokens to record in every slot, at most 8; 0 for none.
+        target: Record the target's two most likely tokens and its entropy.
+        ranks: Record the rank and the log-probability that the target gives every draft, and the drafter's own.
+        overlap: Temperatures of 1 - ||p - q||_1 / 2 at the first slot; none by default. It says what that slot accepts
+            by the ratio rule at one start, and is never multiplied along a chain.
     """
 
     k_max: int = 8
@@ -55,6 +65,10 @@ class ReplayOptions:
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
     seed: int = 0
     forced: bool = False
+    shadow: int = 0
+    target: bool = False
+    ranks: bool = False
+    overlap: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check_int("k_max", self.k_max, low=1, high=BLOCK, hint="one chain fits two key blocks")
@@ -64,13 +78,11 @@ class ReplayOptions:
         check_choice("carrier", self.carrier, CARRIERS)
         check_choice("filter_order", self.filter_order, ORDERS)
         check_int("seed", self.seed, low=0)
-        check_flag("forced", self.forced)
+        for name in ("forced", "target", "ranks"):
+            check_flag(name, getattr(self, name))
+        check_int("shadow", self.shadow, low=0, high=SHADOW_LIMIT, hint="0 records none")
+        object.__setattr__(self, "overlap", temperatures(self.overlap))
         object.__setattr__(self, "logit_bias", self.shaping().logit_bias)
-        if self.forced and self.temperature == 0:
-            raise UserError(
-                "forced=True with temperature=0 is not valid: a greedy law gives a token all of its mass or none; give "
-                "the temperature of the text, or leave forced out"
-            )
 
     def shaping(self) -> Shaping:
         """How logits become a law."""
@@ -81,7 +93,40 @@ class ReplayOptions:
         """True when every pick is the arg-max of its row, whatever came before."""
         return Chooser(self.shaping()).plain
 
+    def columns(self) -> list[Column]:
+        """Columns of the table."""
+        return table_columns(
+            self.k_max,
+            drawn=not self.plain,
+            forced=self.forced,
+            shadow=self.shadow,
+            target=self.target,
+            ranks=self.ranks,
+            overlap=len(self.overlap),
+        )
+
+    @property
+    def bytes_per_row(self) -> dict[str, float]:
+        """Bytes of values that a row of the table takes, by group of columns.
+
+        "base", "drawn" (above temperature 0, with penalties or a bias) and the options that ask for more. Texts (ids,
+        sources) come on top, and a bit per value where some are null.
+        """
+        return bytes_by_group(self.columns())
+
     def key(self) -> dict[str, Any]:
         """JSON-ready mapping for a manifest."""
-        names = ("k_max", "stride", "chunk", "carrier", "shard_rows", "seed", "forced")
-        return {**{name: getattr(self, name) for name in names}, "shaping": self.shaping().key()}
+        names = ("k_max", "stride", "chunk", "carrier", "shard_rows", "seed", "forced", "shadow", "target", "ranks")
+        more = {"overlap": list(self.overlap), "shaping": self.shaping().key()}
+        return {name: getattr(self, name) for name in names} | more
+
+
+def temperatures(given: float | Sequence[float]) -> tuple[float, ...]:
+    """Temperatures of overlap, from one or several; a sentence when they are not valid."""
+    if isinstance(given, (str, bytes)) or not isinstance(given, (Sequence, Real)):
+        raise UserError(f"overlap={given!r} is not valid: give temperatures above 0, such as (0.7, 1.0)")
+    several = [given] if isinstance(given, Real) else list(given)
+    found = tuple(check_real("overlap", one, low=0, open_low=True) for one in several)
+    if len(set(found)) < len(found) or len(found) > OVERLAP_LIMIT:
+        raise UserError(f"overlap={given!r} is not valid: give at most {OVERLAP_LIMIT} temperatures, each of them once")
+    return found

@@ -61,6 +61,11 @@ def check_ratio(table: DraftTable, policy: Policy) -> None:
             "estimator='ratio' needs the chains fed with the tape's tokens: make the table with "
             "replay(..., temperature=..., forced=True)"
         )
+    if table.plain:
+        raise UserError(
+            "estimator='ratio' needs a table of draws, and this one holds the most likely tokens: make it with the "
+            "temperature of the text, replay(..., temperature=..., forced=True)"
+        )
     if found := first_difference(table, "law_differs"):
         raise UserError(
             f"estimator='ratio' needs texts that this target drew with the table's shaping (wb.own_tapes with the same "

@@ -17,8 +17,9 @@ import numpy as np
 from workbench.core.errors import UserError, check_int, check_real
 from workbench.core.manifest import Manifest, library_versions, machine
 from workbench.datasets.shards import ShardDirectory, plan_shards
+from workbench.replay.columns import table_schema
 from workbench.replay.options import ReplayOptions
-from workbench.replay.table import KIND, DraftTable, load_table, table_schema
+from workbench.replay.table import KIND, DraftTable, load_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,7 +114,7 @@ def synthetic_table(
         versions=library_versions(),
         extra={"profile": asdict(chosen), **facts},
     )
-    schema = table_schema(k_max, drawn=not options.plain, forced=options.forced)
+    schema = table_schema(options.columns())
 
     def batches(span: slice, bar: Any) -> Iterator[pa.RecordBatch]:
         for i in range(documents)[span]:

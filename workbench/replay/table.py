@@ -7,8 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from workbench.core.errors import CapabilityError, CheckpointError, UserError
 from workbench.core.manifest import Manifest
 from workbench.core.tape import Corpus, Tape
@@ -17,9 +15,10 @@ from workbench.datasets.provenance import as_corpus, check_tapes, new_manifest
 from workbench.datasets.shards import ShardDirectory, load_shards, plan_shards
 from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
-from workbench.replay.options import ReplayOptions
+from workbench.replay.columns import bytes_by_group, table_batch, table_columns, table_schema
+from workbench.replay.options import ReplayOptions, temperatures
 from workbench.replay.own import differs, sequence_of
-from workbench.replay.run import Chunk, chain_tape
+from workbench.replay.run import chain_tape
 from workbench.sampling.options import Shaping
 
 if TYPE_CHECKING:
@@ -29,57 +28,6 @@ if TYPE_CHECKING:
     from workbench.spec.policies import Policy
 
 KIND = "draft-table"
-
-
-def table_schema(k_max: int, *, drawn: bool = False, forced: bool = False) -> pa.Schema:
-    """Columns of a draft table with ``k_max`` slots; slots past the end of a tape, or without a chain, are null.
-
-    Args:
-        k_max: Slots.
-        drawn: Tokens are drawn: draft_top1 then has the width that live rounds compare with thresholds, draft_top is
-            the largest probability of the draft's row, sequence the tape's random stream, and law_differs and
-            draws_differ say how its text was made otherwise than the table draws.
-        forced: Of the chain fed with the tape's tokens: forced_q (the drafter's shaped probability of the tape's token)
-            and forced_top (the largest of its row, T = 1) per slot; target_p, the target's of the next token.
-
-    Returns:
-        The schema.
-    """
-    import pyarrow as pa
-
-    fields = [
-        pa.field("doc_id", pa.string()),
-        pa.field("source", pa.string()),
-        pa.field("split", pa.string()),
-        pa.field("own", pa.string()),
-        pa.field("position", pa.int32()),
-        pa.field("length", pa.int32()),
-        pa.field("prompt_len", pa.int32()),
-        pa.field("n_bytes", pa.int64()),
-        pa.field("token", pa.int32()),
-        pa.field("next_token", pa.int32()),
-        pa.field("target_id", pa.int32()),
-        pa.field("target_margin", pa.float32()),
-        pa.field("nll", pa.float32()),
-        pa.field("on_tape", pa.bool_()),
-        pa.field("draft_ids", pa.list_(pa.int32(), k_max)),
-        pa.field("draft_top1", pa.list_(pa.float64() if drawn else pa.float32(), k_max)),
-        pa.field("draft_margin", pa.list_(pa.float32(), k_max)),
-    ]
-    if drawn:
-        fields += [
-            pa.field("draft_top", pa.list_(pa.float32(), k_max)),
-            pa.field("sequence", pa.int64()),
-            pa.field("law_differs", pa.string()),
-            pa.field("draws_differ", pa.string()),
-        ]
-    if forced:
-        fields += [
-            pa.field("target_p", pa.float64()),
-            pa.field("forced_q", pa.list_(pa.float64(), k_max)),
-            pa.field("forced_top", pa.list_(pa.float32(), k_max)),
-        ]
-    return pa.schema(fields)
 
 
 def replay(
@@ -104,6 +52,10 @@ def replay(
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ReplayOptions.logit_bias,
     seed: int = ReplayOptions.seed,
     forced: bool = ReplayOptions.forced,
+    shadow: int = ReplayOptions.shadow,
+    target: bool = ReplayOptions.target,
+    ranks: bool = ReplayOptions.ranks,
+    overlap: float | Sequence[float] = ReplayOptions.overlap,
     exact: bool | None = None,
     resume: bool = True,
 ) -> DraftTable:
@@ -133,8 +85,17 @@ def replay(
         penalty_last_n: Tokens at the end of the text that penalties see; None for all.
         logit_bias: Added to the logits of token ids; -inf forbids one.
         seed: Of every draw; default 0.
-        forced: Record the chain fed with the tape's own tokens and the shaped probabilities of these, which the
-            estimator "ratio" goes by; default False.
+        forced: Record the chain fed with the tape's own tokens: what it would draft, and the probabilities of the
+            tape's tokens, which the estimator "ratio" goes by; those of softmax at T = 1 at temperature 0. Default
+            False.
+        shadow: The drafter's most likely tokens to record in every slot, which trees are scored from, at most 8;
+            default 0.
+        target: Record the target's two most likely tokens, their probabilities and its entropy, at T = 1; default
+            False.
+        ranks: Record, of every draft, its rank and log-probability in the target's row after the tape's own tokens and
+            the drafter's log-probability, at T = 1; default False.
+        overlap: Temperatures of 1 - ||p - q||_1 / 2 at the first slot, of the laws before penalties and filters; none
+            by default. A diagnostic of that slot at that start: never multiply it along a chain.
         exact: Numerical class; None for the model's own. Tables that are to equal live rounds bit for bit need the
             class of those rounds.
         resume: Go on with a directory that an equal run left.
@@ -164,6 +125,10 @@ def replay(
         logit_bias=logit_bias,
         seed=seed,
         forced=forced,
+        shadow=shadow,
+        target=target,
+        ranks=ranks,
+        overlap=temperatures(overlap),
     )
     if not model.can_draft:
         raise CapabilityError(
@@ -175,6 +140,10 @@ def replay(
         raise UserError(
             f"logit_bias names id {biased[-1]}, but the vocabulary has {model.config.vocab_size} ids; name ids below "
             f"{model.config.vocab_size}"
+        )
+    if options.shadow > model.config.vocab_size:
+        raise UserError(
+            f"shadow={options.shadow} is not valid: the vocabulary has {model.config.vocab_size} ids; record fewer"
         )
     with numerical_class(model, exact):
         manifest = new_manifest(KIND, model, corpus, parameters=options.key())
@@ -199,7 +168,7 @@ def _write(
     model: HybridModel, corpus: Corpus, out: Path, manifest: Manifest, options: ReplayOptions, resume: bool
 ) -> None:
     rows = [len(tape) - 1 for tape in corpus]
-    schema = table_schema(options.k_max, drawn=not options.plain, forced=options.forced)
+    schema = table_schema(options.columns())
     plan = plan_shards(rows, options.shard_rows)
     with ShardDirectory(out, manifest, plan=plan, schema=schema, resume=resume) as directory:
         directory.fill(lambda span, bar: _batches(model, corpus, span, schema, options, bar), sizes=rows, desc="replay")
@@ -209,7 +178,7 @@ def _write(
 def _batches(
     model: HybridModel, corpus: Corpus, span: slice, schema: pa.Schema, options: ReplayOptions, bar: Any
 ) -> Iterator[pa.RecordBatch]:
-    here, shaping = fingerprint(model), options.shaping()
+    here, shaping, columns = fingerprint(model), options.shaping(), options.columns()
     for i, tape in zip(range(len(corpus))[span], corpus.tapes[span], strict=True):
         facts: dict[str, Any] = {"own": tape.own.kind if tape.own and tape.own.model == here else ""}
         sequence = sequence_of(tape, i)
@@ -217,43 +186,8 @@ def _batches(
             law, draws = differs(tape, here, shaping, options.seed)
             facts |= {"sequence": sequence, "law_differs": law, "draws_differ": draws}
         for part in chain_tape(model, tape, options, sequence=sequence):
-            yield _batch(tape, facts, part, schema)
+            yield table_batch(tape, facts, part, columns, schema)
             bar.update(len(part.nll))
-
-
-def _batch(tape: Tape, facts: Mapping[str, Any], part: Chunk, schema: pa.Schema) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    t = len(part.nll)
-    at = np.arange(part.first, part.first + t, dtype=np.int32)
-    empty = part.draft_ids < 0
-
-    def slots(name: str) -> pa.FixedSizeListArray:
-        values, kind = getattr(part, name), schema.field(name).type.value_type
-        flat = values.reshape(-1).astype(kind.to_pandas_dtype(), copy=False)
-        return pa.FixedSizeListArray.from_arrays(pa.array(flat, kind, mask=empty.reshape(-1)), values.shape[1])
-
-    following = tape.tokens[at + 1]
-    columns = {
-        "doc_id": pa.array([tape.doc_id] * t),
-        "source": pa.array([tape.source] * t),
-        "split": pa.array([tape.split] * t),
-        "position": pa.array(at),
-        "length": pa.array(np.full(t, len(tape), np.int32)),
-        "prompt_len": pa.array(np.full(t, tape.prompt_len, np.int32)),
-        "n_bytes": pa.array([tape.n_bytes] * t, pa.int64()),
-        "token": pa.array(tape.tokens[at]),
-        "next_token": pa.array(following),
-        "target_id": pa.array(part.target_id),
-        "target_margin": pa.array(part.target_margin),
-        "nll": pa.array(part.nll),
-        "on_tape": pa.array(part.target_id == following),
-        **{name: pa.array([value] * t, schema.field(name).type) for name, value in facts.items()},
-        **{field.name: slots(field.name) for field in schema if pa.types.is_fixed_size_list(field.type)},
-    }
-    if part.target_p is not None:
-        columns["target_p"] = pa.array(part.target_p)
-    return pa.RecordBatch.from_arrays([columns[field.name] for field in schema], schema=schema)
 
 
 class DraftTable:
@@ -286,6 +220,27 @@ class DraftTable:
     def plain(self) -> bool:
         """True when the table holds the most likely tokens, False when it holds draws."""
         return "sequence" not in self.dataset.column_names
+
+    @property
+    def k_shadow(self) -> int:
+        """Candidates of the drafter recorded per slot; 0 for none."""
+        kept = self.dataset.features.get("shadow_ids")
+        return kept.length // self.k_max if kept is not None else 0
+
+    @cached_property
+    def bytes_per_row(self) -> dict[str, float]:
+        """Bytes of values that a row takes, by group of columns; see ``ReplayOptions.bytes_per_row``."""
+        shapes = {name: getattr(kind, "length", 0) for name, kind in self.dataset.features.items()}
+        every = table_columns(
+            self.k_max,
+            drawn=not self.plain,
+            forced="forced_q" in shapes,
+            shadow=self.k_shadow,
+            target="target_top2" in shapes,
+            ranks="draft_rank" in shapes,
+            overlap=shapes.get("overlap", 0),
+        )
+        return bytes_by_group([column for column in every if column.name in shapes])
 
     @property
     def key(self) -> dict[str, Any]:
@@ -336,8 +291,16 @@ class DraftTable:
             ("model", f"{model['name']} ({model['fingerprint']})"),
             ("numerics", "exact" if model["exact"] else "fast"),
             ("tokens", "most likely" if self.plain else _shaping(self.manifest.parameters)),
+            ("bytes per row", sizes_text(self.bytes_per_row)),
         ]
         return card("Draft table", rows)._repr_html_()
+
+
+def sizes_text(groups: Mapping[str, float]) -> str:
+    """Bytes per row by group, as one text."""
+    total = f"{sum(groups.values()):,.0f}"
+    parts = ", ".join(f"{name} {size:,.0f}" for name, size in groups.items())
+    return f"{total} ({parts}), and texts" if len(groups) > 1 else f"{total}, and texts"
 
 
 def _shaping(parameters: Mapping[str, Any]) -> str:
