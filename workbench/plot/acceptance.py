@@ -7,6 +7,7 @@ Columns needed: doc_id, drafted, accepted; source for ``by="source"``; start for
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +15,8 @@ import numpy as np
 from workbench.core.bootstrap import Interval, bootstrap_by
 from workbench.core.errors import UserError, check_choice
 from workbench.core.measures import MEASURES, parts
-from workbench.core.metrics import slot_counts
-from workbench.plot import style
+from workbench.core.metrics import SlotCounts, slot_counts
+from workbench.plot import frames, style
 
 if TYPE_CHECKING:
     import polars as pl
@@ -44,7 +45,8 @@ def acceptance_by_position(
     (``ax.child_axes``), a line per source in each.
 
     Args:
-        frame: A rounds frame, or an object with ``rounds()``.
+        frame: A rounds frame, an object with ``rounds()``, or counts of a walk: an object with ``slots``
+            (``core.metrics.SlotCounts``) and, for ``by="source"``, ``sources``, one per document.
         ax: Axes to draw on; None for a new figure.
         by: "source" for a line per source (default), "depth" for a line per bucket of context depth at the round's
             start (edges 0, 512, 1,024, 2,048, 4,096, 8,192), None to pool them.
@@ -61,13 +63,15 @@ def acceptance_by_position(
     kinds = [check_choice("kind", one, KINDS) for one in ([kind] if isinstance(kind, str) else kind)]
     if not kinds:
         raise UserError("kind=() draws nothing: choose any of 'joint', 'reach', 'cond'")
-    rounds = style.as_rounds(frame, ("doc_id", "drafted", "accepted"))
-    lines = style.series(rounds, by)
+    lines, documents = _counted(frame, by)
     panels = len(lines) > 1 and len(kinds) > 1
     ax = style.axes(ax, width=3.0 * len(kinds) + 1.2 if panels else style.WIDTH, height=3.6 if panels else style.HEIGHT)
-    if not len(rounds) or not rounds["drafted"].max():
+    if not any(counts.drafted_GK.sum() for _, counts in lines):
         return style.empty(ax, "drafted tokens")
-    found = {name: _positions(part, kinds, seed) for name, part in lines}
+    found = {
+        name: {one: bootstrap_by(np.arange(len(counts.rounds_G)), *counts.parts(one), seed=seed) for one in kinds}
+        for name, counts in lines
+    }
     if panels:
         _in_panels(ax, found, kinds, ci)
     else:
@@ -81,7 +85,9 @@ def acceptance_by_position(
             ax, f"{one} by draft position", x="draft position j (tokens into the draft)", y="share of rounds, pooled"
         )
     note = "; lines: tokens of context at the round's start" if by == "depth" else ""
-    style.caption(ax, f"{_counts(rounds)}; pooled{note}{style.intervals(rounds, ci, 'bars')}")
+    rounds = sum(int(counts.rounds_G.sum()) for _, counts in lines)
+    total = f"n = {frames.counted(rounds, 'round')} of {frames.counted(documents, 'document')}"
+    style.caption(ax, f"{total}; pooled{note}{frames.interval_note(documents, ci, 'bars')}")
     return ax
 
 
@@ -99,8 +105,8 @@ def accepted_histogram(frame: Any, *, ax: Axes | None = None, by: str | None = N
     Raises:
         UserError: A column is missing or ``by`` is unknown.
     """
-    rounds = style.as_rounds(frame, ("doc_id", "drafted", "accepted"))
-    lines, ax = style.series(rounds, by), style.axes(ax)
+    rounds = frames.as_rounds(frame, ("doc_id", "drafted", "accepted"))
+    lines, ax = frames.series(rounds, by), style.axes(ax)
     if not len(rounds):
         return style.empty(ax, "rounds")
     longest = int(rounds["accepted"].max())  # type: ignore[arg-type]
@@ -128,7 +134,7 @@ def depth(
     ax: Axes | None = None,
     by: str | None = "source",
     value: str = "tau",
-    edges: Sequence[int] = style.DEPTHS,
+    edges: Sequence[int] = frames.DEPTHS,
     ci: bool = True,
     seed: int = 0,
 ) -> Axes:
@@ -152,12 +158,12 @@ def depth(
     """
     check_choice("value", value, MEASURES)
     if len(edges) < 1 or list(edges) != sorted(set(edges)):
-        raise UserError(f"edges={edges!r} is not valid: give ascending token counts, such as {style.DEPTHS}")
-    rounds = style.as_rounds(frame, ("doc_id", "drafted", "accepted", "start"))
-    lines, ax = style.series(rounds, by), style.axes(ax)
+        raise UserError(f"edges={edges!r} is not valid: give ascending token counts, such as {frames.DEPTHS}")
+    rounds = frames.as_rounds(frame, ("doc_id", "drafted", "accepted", "start"))
+    lines, ax = frames.series(rounds, by), style.axes(ax)
     if not len(rounds):
         return style.empty(ax, "rounds")
-    names = style.buckets(edges)
+    names = frames.buckets(edges)
     bucket = np.searchsorted(edges, rounds["start"].to_numpy(), side="right") - 1
     last = int(bucket.max()) + 1
     ends = []
@@ -172,15 +178,28 @@ def depth(
         style.end_labels(ax, ends)
     title = f"{MEASURES[value].partition(' (')[0].capitalize()} by context depth"
     style.titles(ax, title, x="position of the round's start (tokens)", y=MEASURES[value])
-    style.caption(ax, f"{_counts(rounds)}; pooled{style.intervals(rounds, ci, 'bars')}", below=54)
+    style.caption(ax, f"{_counts(rounds)}; pooled{frames.intervals(rounds, ci, 'bars')}", below=54)
     return ax
 
 
-def _positions(part: pl.DataFrame, kinds: Sequence[str], seed: int) -> dict[str, list[Interval]]:
-    """Intervals per kind and slot of one series."""
-    names, index_N = np.unique(part["doc_id"].to_numpy(), return_inverse=True)
-    counts = slot_counts(part["drafted"].to_numpy(), part["accepted"].to_numpy(), groups=index_N)
-    return {one: bootstrap_by(np.arange(len(names)), *counts.parts(one), seed=seed) for one in kinds}
+def _counted(frame: Any, by: str | None) -> tuple[list[tuple[str, SlotCounts]], int]:
+    """Counts per series, from rounds or from what holds counts already, and the number of documents with rounds."""
+    counts = getattr(frame, "slots", None)
+    if isinstance(counts, SlotCounts):
+        documents = int((counts.rounds_G > 0).sum())
+        if by is None:
+            return [("all", counts)], documents
+        check_choice("by", by, ("source",), hint="or None: counts of a walk do not hold the depth of a slot's round")
+        names_G = np.array(frame.sources, dtype=object)
+        arrays = [getattr(counts, one.name) for one in fields(counts)]
+        parts = [(name, SlotCounts(*(one[names_G == name] for one in arrays))) for name in sorted({*frame.sources})]
+        return [(name or "no source", part) for name, part in parts], documents
+    rounds = frames.as_rounds(frame, ("doc_id", "drafted", "accepted"))
+    out = []
+    for name, part in frames.series(rounds, by):
+        index_N = np.unique(part["doc_id"].to_numpy(), return_inverse=True)[1]
+        out.append((name, slot_counts(part["drafted"].to_numpy(), part["accepted"].to_numpy(), groups=index_N)))
+    return out, rounds["doc_id"].n_unique()
 
 
 def _in_panels(ax: Axes, found: dict[str, dict[str, list[Interval]]], kinds: Sequence[str], ci: bool) -> None:
@@ -233,10 +252,10 @@ def _by_bucket(part: pl.DataFrame, edges: Sequence[int], buckets: int, value: st
 
 def _counts(rounds: pl.DataFrame) -> str:
     """Counts for a caption."""
-    return f"n = {style.counted(len(rounds), 'round')} of {style.counted(rounds['doc_id'].n_unique(), 'document')}"
+    return f"n = {frames.counted(len(rounds), 'round')} of {frames.counted(rounds['doc_id'].n_unique(), 'document')}"
 
 
 def _undrafted(rounds: pl.DataFrame) -> str:
     """How many rounds drafted nothing, for a caption."""
     none = int((rounds["drafted"] == 0).sum())
-    return f"{style.counted(none, 'round')} drafted nothing and count as 0 accepted"
+    return f"{frames.counted(none, 'round')} drafted nothing and count as 0 accepted"

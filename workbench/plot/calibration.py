@@ -13,7 +13,7 @@ from workbench.core.bootstrap import bootstrap_by
 from workbench.core.calibration import Calibration, calibration
 from workbench.core.drafts import CLASSES, drafts_frame
 from workbench.core.frames import require
-from workbench.plot import style
+from workbench.plot import frames, style
 
 if TYPE_CHECKING:
     import polars as pl
@@ -51,7 +51,7 @@ def reliability(
         UserError: A column is missing or an option is not valid.
     """
     drafts = _drafts(frame, ("doc_id", "confidence", "hit")).drop_nulls("confidence")
-    lines = style.series(drafts, by)
+    lines = frames.series(drafts, by)
     ax = style.axes(ax, width=5.6, height=5.6)
     if not lines:
         return style.empty(ax, "drafts with a confidence")
@@ -82,10 +82,10 @@ def reliability(
     low.set_ylabel("drafts", fontsize=style.BODY, color=style.tone(low))
     low.set_xlabel("drafter's probability of its draft (T = 1)", fontsize=style.BODY, color=style.tone(low))
     style.panel_title(ax, "Reliability of the drafter's confidence")
-    counts = f"n = {style.counted(len(drafts), 'draft')} of {style.counted(drafts['doc_id'].n_unique(), 'document')}"
+    counts = f"n = {frames.counted(len(drafts), 'draft')} of {frames.counted(drafts['doc_id'].n_unique(), 'document')}"
     kind = "equally many drafts" if binning == "mass" else "equal width"
     note = f"{bins} bins of {kind}; below the dashed line the drafter is overconfident"
-    style.caption(ax, f"{counts}; {note}{style.intervals(drafts, ci, 'bars')}")
+    style.caption(ax, f"{counts}; {note}{frames.intervals(drafts, ci, 'bars')}")
     return ax
 
 
@@ -134,15 +134,15 @@ def acceptance_by_class(
     style.end_labels(ax, ends)
     y = "share accepted, of those compared"
     style.titles(ax, "Conditional acceptance by class of the draft", x="draft position j (tokens into the draft)", y=y)
-    counts = f"n = {style.counted(len(drafts), 'draft')} of {style.counted(drafts['doc_id'].n_unique(), 'document')}"
-    style.caption(ax, f"{counts}, shares of them in brackets; pooled{style.intervals(drafts, ci, 'bars')}")
+    counts = f"n = {frames.counted(len(drafts), 'draft')} of {frames.counted(drafts['doc_id'].n_unique(), 'document')}"
+    style.caption(ax, f"{counts}, shares of them in brackets; pooled{frames.intervals(drafts, ci, 'bars')}")
     return ax
 
 
 def _drafts(frame: Any, columns: tuple[str, ...]) -> pl.DataFrame:
     """A drafts frame, made from rounds where rounds are given."""
     if "confidence" not in getattr(frame, "columns", ()):
-        frame = drafts_frame(style.as_rounds(frame, ("doc_id", "draft_top1")))
+        frame = drafts_frame(frames.as_rounds(frame, ("doc_id", "draft_top1")))
     require(frame, columns, "a drafts frame")
     return frame
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from workbench.core.errors import UserError
 from workbench.core.frames import require
-from workbench.plot import style
+from workbench.plot import frames, style
 
 if TYPE_CHECKING:
     import polars as pl
@@ -62,7 +62,7 @@ def heatmap(
         UserError: A column is missing, two rows give one cell, or no row has that source.
     """
     require(frame, (x, y, value), "a heat map")
-    rows = style.of_source(frame, source)
+    rows = frames.of_source(frame, source)
     names = [_ordered(rows[one].unique(maintain_order=True).to_list()) for one in (x, y)]
     ax = style.axes(ax, width=2.2 + 0.72 * max(len(names[0]), 4), height=1.6 + 0.42 * max(len(names[1]), 3))
     ax.grid(False)
@@ -70,7 +70,7 @@ def heatmap(
         return style.empty(ax, "cells")
     if rows.select(x, y).is_duplicated().any():
         raise UserError(
-            f"two rows of the frame give the same cell of {x!r} and {y!r}{style.differing(rows, (x, y), (value,))}"
+            f"two rows of the frame give the same cell of {x!r} and {y!r}{frames.differing(rows, (x, y), (value,))}"
         )
     values = np.full((len(names[1]), len(names[0])), np.nan)
     for at, up, one in rows.select(x, y, value).iter_rows():
@@ -78,10 +78,10 @@ def heatmap(
     middle = 1.0 if centre is None and value.startswith("speedup") else centre
     _cells(ax, values, middle, fmt)
     for axis, labels in zip((ax.xaxis, ax.yaxis), names):
-        axis.set_ticks(range(len(labels)), [style.setting(one) for one in labels])
+        axis.set_ticks(range(len(labels)), [frames.setting(one) for one in labels])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    what = style.MEASURE_NAMES.get(value, value.replace("_", " "))
+    what = frames.MEASURE_NAMES.get(value, value.replace("_", " "))
     style.titles(ax, what[:1].upper() + what[1:], x=NAMES.get(x, x), y=NAMES.get(y, y))
     said = [] if middle is None else [f"blue above {middle:g}, red below"]
     said += ["framed: highest"] if np.isfinite(values).any() else []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from workbench.core.errors import UserError
 from workbench.core.frames import require
 from workbench.core.measures import MEASURES
-from workbench.plot import style
+from workbench.plot import frames, style
 
 if TYPE_CHECKING:
     import polars as pl
@@ -58,7 +58,7 @@ def differences(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
     base = frame["baseline"][0]
     name = MEASURES.get(measure, measure).partition(" (")[0]
     style.titles(ax, f"{name.capitalize()}: difference from {_shown(base, share)}", x=f"difference ({unit})")
-    documents = style.counted(max(frame["documents"].to_list()), "document")
+    documents = frames.counted(max(frame["documents"].to_list()), "document")
     style.caption(ax, f"{documents}; pooled; bars: 95 % bootstrap, paired by document")
     return ax
 

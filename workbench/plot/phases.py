@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from workbench.core.errors import check_choice
 from workbench.core.frames import GROUPS, PHASES, phase_schema, require
-from workbench.plot import style
+from workbench.plot import frames, style
 
 if TYPE_CHECKING:
     import polars as pl
@@ -70,7 +70,7 @@ def phase_anatomy(frame: pl.DataFrame, *, ax: Axes | None = None, scale: str = "
         ax.set_xticks([100 * tick / longest for tick in at], [f"{tick:g}" for tick in at])
     style.titles(ax, "Where the time goes", x="mean time (ms)" if scale == "ms" else "share of the group's time (%)")
     n = "; ".join(
-        f"{_plain(name)}: mean of {style.counted(int(part['count'][0]), UNITS.get(name, 'sample'))}"
+        f"{_plain(name)}: mean of {frames.counted(int(part['count'][0]), UNITS.get(name, 'sample'))}"
         for name, part in rows
     )
     marked = any(part["synchronised"].any() for _, part in rows)

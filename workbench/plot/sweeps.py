@@ -12,7 +12,7 @@ import numpy as np
 from workbench.core.errors import UserError, check_choice, check_int
 from workbench.core.frames import require
 from workbench.core.measures import non_dominated
-from workbench.plot import style
+from workbench.plot import frames, style
 
 if TYPE_CHECKING:
     import polars as pl
@@ -48,7 +48,7 @@ def speedup_by_k(
         UserError: A column is missing, the frame has no speed-up, two rows of one line have the same K, or there are
             more lines than can be told apart.
     """
-    check_choice("value", value, style.MEASURE_NAMES)
+    check_choice("value", value, frames.MEASURE_NAMES)
     require(frame, ("k", value, *([by] if by else [])), "a figure by K")
     rows, found = _lines(frame, by, source)
     ax = style.axes(ax)
@@ -63,7 +63,7 @@ def speedup_by_k(
     for i, (name, part) in enumerate(found):
         part = part.sort("k")
         if part["k"].is_duplicated().any():
-            more = style.differing(part, ("k",), (value,))
+            more = frames.differing(part, ("k",), (value,))
             raise UserError(f"two rows{f' of {name}' if by else ''} have the same K{more}")
         lows, highs = _ends(part, value)
         drawn |= any(low is not None for low in lows)
@@ -79,7 +79,7 @@ def speedup_by_k(
         ends.append((float(rows["k"].max()), 1.0, "plain decode", style.tone(ax, style.MUTED)))  # type: ignore[arg-type]
     ax.margins(x=0.06, y=0.1)
     style.end_labels(ax, ends if by else ends[len(found) :])
-    what = style.MEASURE_NAMES[value]
+    what = frames.MEASURE_NAMES[value]
     style.titles(ax, f"{_short(what)} by draft length", x="K (draft tokens per round, at most)", y=what)
     style.caption(
         ax,
@@ -111,7 +111,7 @@ def survival(frame: pl.DataFrame, *, ax: Axes | None = None, by: str = "policy",
     ends = []
     for i, (name, part) in enumerate(found):
         if len(part) > 1:
-            raise UserError(f"two rows give the line {name}{style.differing(part, (by,), ('joint',))}")
+            raise UserError(f"two rows give the line {name}{frames.differing(part, (by,), ('joint',))}")
         joint = [0.0 if one is None else float(one) for one in part["joint"][0]]
         none = [None] * (len(joint) + 1)
         short = f"{name}: tau {sum(joint):.2f}"
@@ -156,7 +156,7 @@ def pareto(
     """
     check_int("labels", labels, low=0)
     require(frame, (x, y, label), "a Pareto figure")
-    rows = style.of_source(frame, source).drop_nulls([x, y])
+    rows = frames.of_source(frame, source).drop_nulls([x, y])
     ax = style.axes(ax, height=4.6)
     if not len(rows):
         return style.empty(ax, "policies")
@@ -171,7 +171,7 @@ def pareto(
     named = best.select(x, y, label).rows()
     ax.margins(0.06)
     style.end_labels(ax, [(*named[i][:2], str(named[i][2]), style.colour(0)) for i in chosen])
-    axes_names = [style.MEASURE_NAMES.get(one, one.replace("_", " ")) for one in (x, y)]
+    axes_names = [frames.MEASURE_NAMES.get(one, one.replace("_", " ")) for one in (x, y)]
     style.titles(ax, "What drafts buy", x=axes_names[0], y=axes_names[1])
     style.caption(ax, f"{_n(rows, source, None)}; blue: the {len(best)} that no other one beats on both counts")
     return ax
@@ -202,7 +202,7 @@ def predicted_vs_measured(
     if not len(rows):
         return style.empty(ax, "predictions")
     if (rows["measured"] <= 0).any():
-        raise UserError(f"measured={rows['measured'].min()} is not valid: a relative error needs values above 0")
+        raise UserError(f"measured={rows['measured'].min()!r} is not valid: a relative error needs values above 0")
     low = float(min(rows["predicted"].min(), rows["measured"].min()))  # type: ignore[type-var, arg-type]
     high = float(max(rows["predicted"].max(), rows["measured"].max()))  # type: ignore[type-var, arg-type]
     room = 0.06 * (high - low) or 0.06 * high
@@ -231,7 +231,7 @@ def _lines(
     frame: pl.DataFrame, by: str | None, source: str | None
 ) -> tuple[pl.DataFrame, list[tuple[str, pl.DataFrame]]]:
     """The rows to draw, and their parts by name."""
-    rows = frame.filter(frame["source"] != "all") if by == "source" else style.of_source(frame, source)
+    rows = frame.filter(frame["source"] != "all") if by == "source" else frames.of_source(frame, source)
     return rows, _parts(rows, by)
 
 
@@ -249,7 +249,7 @@ def _parts(rows: pl.DataFrame, by: str | None) -> list[tuple[str, pl.DataFrame]]
             f"by={by!r} gives {len(values)} lines, and {MOST} can be told apart: filter the frame to fewer of them"
         )
     word = "" if values.dtype == pl.String else f"{by} = "
-    return [(f"{word}{style.setting(one)}", rows.filter(pl.col(by).eq_missing(one))) for one in values]
+    return [(f"{word}{frames.setting(one)}", rows.filter(pl.col(by).eq_missing(one))) for one in values]
 
 
 def _ends(part: pl.DataFrame, value: str) -> tuple[list[Any], list[Any]]:
@@ -262,7 +262,7 @@ def _n(rows: pl.DataFrame, source: str | None, by: str | None) -> str:
     """What the figure was drawn from, for a caption."""
     policies = f"n = {len(rows):,} {'policy' if len(rows) == 1 else 'policies'}"
     if "documents" in rows.columns and len(rows):
-        policies += f" over {style.counted(int(rows['documents'].max()), 'document')}"  # type: ignore[arg-type]
+        policies += f" over {frames.counted(int(rows['documents'].max()), 'document')}"  # type: ignore[arg-type]
     where = f"; source: {source}" if "source" in rows.columns and by != "source" and source is not None else ""
     return policies + where
 

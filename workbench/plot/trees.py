@@ -12,7 +12,7 @@ import numpy as np
 
 from workbench.core.errors import UserError, check_int
 from workbench.core.frames import require
-from workbench.plot import style
+from workbench.plot import frames, style
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,7 +40,7 @@ def tree_shapes(frame: Any, *, ax: Axes | None = None, most: int = 6, value: str
     values: dict[str, float | None] = {}
     if hasattr(frame, "columns"):
         require(frame, ("shape",), "a figure of tree shapes")
-        rows = style.of_source(frame, "all") if "source" in frame.columns and "all" in frame["source"] else frame
+        rows = frames.of_source(frame, "all") if "source" in frame.columns and "all" in frame["source"] else frame
         texts = rows["shape"].unique(maintain_order=True).to_list()[:most]
         if value in rows.columns and not rows["shape"].is_duplicated().any():
             values = dict(rows.select("shape", value).iter_rows())
@@ -82,12 +82,12 @@ def tree_gain(frame: pl.DataFrame, *, ax: Axes | None = None, value: str = "yiel
         UserError: A column is missing, a shape is malformed, or occurs twice.
     """
     require(frame, ("shape", value), "a figure of tree gains")
-    rows = style.of_source(frame, source).drop_nulls(value)
+    rows = frames.of_source(frame, source).drop_nulls(value)
     ax = style.axes(ax)
     if not len(rows):
         return style.empty(ax, "shapes")
     if rows["shape"].is_duplicated().any():
-        raise UserError(f"two rows give one shape{style.differing(rows, ('shape',), (value,))}")
+        raise UserError(f"two rows give one shape{frames.differing(rows, ('shape',), (value,))}")
     counts = [counts_of(text) for text in rows["shape"]]
     width = np.array([1 + sum(one) for one in counts])
     chain = np.array([max(one) == 1 for one in counts])
@@ -118,12 +118,12 @@ def tree_gain(frame: pl.DataFrame, *, ax: Axes | None = None, value: str = "yiel
     style.end_labels(ax, ends)
     style.titles(
         ax, "Trees against chains", x="verify width (rows per target pass)",
-        y=YIELDS.get(value, style.MEASURE_NAMES.get(value, value)),
+        y=YIELDS.get(value, frames.MEASURE_NAMES.get(value, value)),
     )  # fmt: skip
     bars = "; bars: 95 % bootstrap by document" if f"{value}_low" in rows.columns else ""
     where = f"; source: {source}" if "source" in rows.columns and source is not None else ""
     style.caption(
-        ax, f"n = {style.counted(len(rows), 'shape')}{where}; %: best tree over best chain of that width{bars}"
+        ax, f"n = {frames.counted(len(rows), 'shape')}{where}; %: best tree over best chain of that width{bars}"
     )
     return ax
 
