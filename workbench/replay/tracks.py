@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from workbench.core.errors import UserError
 from workbench.core.tape import first_pending
+from workbench.replay.shards import shard_tables
 from workbench.spec.options import GenerateOptions
-from workbench.spec.policies import Policy, PolicyRun
+from workbench.spec.policies import Policy, PolicyRun, trimmed
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from workbench.replay.table import DraftTable
 
+COLUMNS = (
+    *("doc_id", "source", "own", "prompt_len", "length", "token", "next_token", "target_id", "target_margin"),
+    *("draft_ids", "draft_top1"),
+)
+OPTIONAL = ("draft_top", "target_p", "forced_q", "forced_top")
 POLICY_OPTIONS = ("p_min", "pmin0", "adaptive", "floor", "cap", "floor_context", "p_min_reads")
 
 
@@ -57,10 +65,19 @@ class Track:
 
 
 def tracks(table: DraftTable) -> Iterator[Track]:
-    """Documents of a table, in order."""
-    columns = ("doc_id", "source", "own", "prompt_len", "length", "token", "next_token", "target_id", "target_margin")
-    more = [name for name in ("draft_top", "target_p", "forced_q", "forced_top") if name in table.frame.columns]
-    frame = table.frame.select(*columns, "draft_ids", "draft_top1", *more)
+    """Documents of a table, in order, read a shard at a time."""
+    import polars as pl
+
+    more = [name for name in OPTIONAL if name in table.dataset.column_names]
+    for shard in shard_tables(table, (*COLUMNS, *more)):
+        frame = pl.from_arrow(shard)
+        assert isinstance(frame, pl.DataFrame)
+        yield from tracks_of(frame)
+
+
+def tracks_of(frame: pl.DataFrame) -> Iterator[Track]:
+    """Documents of some rows of a table, whole documents in order."""
+    more = [name for name in OPTIONAL if name in frame.columns]
     for part in frame.partition_by("doc_id", maintain_order=True):
         head = part.row(0, named=True)
         ids = np.where(np.isnan(raw := np.array(part["draft_ids"].to_numpy(), dtype=np.float64)), -1, raw)
@@ -120,16 +137,75 @@ def policy_for(table: DraftTable, k: int, policy: Policy | None, given: dict[str
 
 def first_difference(table: DraftTable, column: str) -> tuple[str, str] | None:
     """First document whose text was made otherwise than this table says, and how; None when there is none."""
-    import polars as pl
+    import pyarrow.compute as pc
 
-    rows = table.frame.filter(pl.col(column) != "").select("doc_id", column).head(1)
-    return (rows["doc_id"][0], rows[column][0]) if len(rows) else None
+    columns = table.dataset.data.table
+    at = pc.index(pc.not_equal(columns[column], ""), True).as_py()
+    return None if at < 0 else (columns["doc_id"][at].as_py(), columns[column][at].as_py())
 
 
-def kept(run: PolicyRun, top_K: np.ndarray, k: int) -> tuple[int, str]:
-    """Length of a chain of up to k drafts, given what the policy reads in every slot, and why it ends."""
+class RoundCost(Protocol):
+    """How long a round takes, as ``CostModel`` knows it."""
+
+    def round_seconds(self, *, steps: int, drafted: int, context: int = 0) -> float:
+        """Duration of a round, seconds.
+
+        Args:
+            steps: Drafter steps.
+            drafted: Drafts verified.
+            context: Tokens known when the round starts.
+        """
+        ...
+
+
+def check_timed(policy: Policy, cost: RoundCost | None) -> None:
+    """Refuse a walk of a policy that reads time without a model of it.
+
+    Raises:
+        UserError: It does, and there is none.
+    """
+    if cost is None and getattr(policy, "timed", False):
+        raise UserError(
+            f"{type(policy).__name__} reads the duration of rounds, which a table does not hold: give cost=, such as a "
+            "CostModel"
+        )
+
+
+class Kept(NamedTuple):
+    """What a policy keeps of a chain.
+
+    Args:
+        drafted: Tokens kept.
+        cause: Why the chain ends there, as in ``RoundRecord.chain_stop``.
+        steps: Drafter steps run for it.
+    """
+
+    drafted: int
+    cause: str
+    steps: int
+
+
+def kept(run: PolicyRun, top_K: np.ndarray, k: int) -> Kept:
+    """What a policy keeps of a chain of up to k drafts.
+
+    Args:
+        run: The policy's run.
+        top_K: What it reads in every slot.
+        k: Drafts asked for.
+
+    Returns:
+        Tokens kept, why the chain ends, and the drafter steps.
+    """
+    n, cause, steps = k, "k" if k else "none", k
     for slot in range(k):
         why = run.drops(slot, float(top_K[slot]), 1)
         if why is not None:
-            return slot, why
-    return k, "k" if k else "none"
+            n, cause, steps = slot, why, slot + 1
+            break
+    stays = trimmed(run, n, 1)
+    return Kept(n, cause, steps) if stays == n else Kept(stays, "policy", steps)
+
+
+def seconds_of(cost: RoundCost | None, chain: Kept, committed: int) -> float:
+    """Duration of a round by a cost model; 0 without one."""
+    return 0.0 if cost is None else cost.round_seconds(steps=chain.steps, drafted=chain.drafted, context=committed)

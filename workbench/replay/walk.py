@@ -15,10 +15,20 @@ import numpy as np
 from workbench.core.errors import UserError, check_choice, check_int
 from workbench.core.frames import rounds_frame
 from workbench.core.records import RoundRecord
+from workbench.replay.oracle import begin
 from workbench.replay.ratio import check_ratio, ratio_rounds
-from workbench.replay.tracks import Track, first_difference, kept, policy_for, tracks
+from workbench.replay.tracks import (
+    RoundCost,
+    Track,
+    check_timed,
+    first_difference,
+    kept,
+    policy_for,
+    seconds_of,
+    tracks,
+)
 from workbench.spec.accept import accept_greedy
-from workbench.spec.policies import Policy, PolicyRun, RoundView
+from workbench.spec.policies import Oracle, Policy, PolicyRun, RoundView, Scripted
 
 if TYPE_CHECKING:
     import polars as pl
@@ -37,6 +47,7 @@ def walk(
     policy: Policy | None = None,
     estimator: str | None = None,
     seed: int | None = None,
+    cost: RoundCost | None = None,
     **given: Any,
 ) -> pl.DataFrame:
     """Rounds that a policy would have run over the recorded texts.
@@ -48,6 +59,8 @@ def walk(
         estimator: "own", "forced" or "ratio"; None takes "own" when every document is the target's own text, made as
             the table draws, else "forced".
         seed: Of the acceptances that "ratio" draws; None is 0. The others draw nothing.
+        cost: How long rounds take, for policies that read time, such as a ``CostModel``; None tells them 0, and refuses
+            ``Gate``.
         **given: Policy options by name, instead of a policy: p_min, pmin0, adaptive, floor, cap, floor_context,
             p_min_reads.
 
@@ -62,6 +75,7 @@ def walk(
     import polars as pl
 
     chosen = policy_for(table, k, policy, given)
+    check_timed(chosen, cost)
     picked = estimator or ("forced" if own_trouble(table) else "own")
     check_choice("estimator", picked, ESTIMATORS, hint="slot_rates(table) gives unconditional hits per slot")
     if seed is not None:
@@ -70,17 +84,75 @@ def walk(
             raise UserError(f"seed={seed} goes with estimator='ratio': a walk by {picked!r} draws nothing")
     if picked == "own" and (trouble := own_trouble(table)):
         raise UserError(trouble)
+    return picked
+
+
+def check_timed(policy: Policy, cost: Any) -> None:
+    """Refuse a policy that reads time where nothing gives rounds a duration."""
+    if cost is None and getattr(policy, "timed", False):
+        raise UserError(
+            f"{policy!r} reads how long rounds take, and a walk measures none: give cost=, such as CostModel.from_ratios(..)"
+        )
+
+
+def track_rounds(
+    track: Track,
+    policy: Policy,
+    estimator: str,
+    *,
+    width: int,
+    seed: int = 0,
+    sequence: int = 0,
+    seconds: RoundSeconds | None = None,
+) -> pl.DataFrame:
+    """Rounds of one document, which ``check_own`` passes when the estimator is "own".
+
+    Args:
+        track: Its columns.
+        policy: The policy.
+        estimator: "own", "forced" or "ratio".
+        width: Width of the model's residual stream.
+        seed: Of the acceptances that "ratio" draws.
+        sequence: The document's stream under it: its place in the table.
+        seconds: Durations of rounds, for policies that read them; None makes every round take 0.
+
+    Returns:
+        A rounds frame.
+    """
+    if isinstance(policy, Oracle):
+        policy = scheduled(policy, track, estimator)
+    run = policy.start(width=width)
+    if estimator == "ratio":
+        return ratio_rounds(track, run, seed, sequence, seconds)
+    return rounds_frame(walk_track(track, run, estimator, seconds), doc_id=track.doc_id, source=track.source)
+
+
+def oracle_schedules(table: DraftTable, policy: Oracle, *, estimator: str | None = None) -> dict[str, Scripted]:
+    """The draft lengths of an oracle on every recorded text, as policies that run live.
+
+    Args:
+        table: The draft table.
+        policy: The oracle.
+        estimator: "own" or "forced"; None as for ``walk``.
+
+    Returns:
+        A Scripted policy by document id.
+
+    Raises:
+        UserError: The table has too few slots, or its texts are not what the estimator needs.
+    """
+    policy_for(table, 0, policy, {})
+    picked = chosen_estimator(table, estimator, None)
     if picked == "ratio":
         check_ratio(table, chosen)
     width, frames = int(table.manifest.model["hidden_size"]), []
     for i, track in enumerate(tracks(table)):
-        run = chosen.start(width=width)
         if picked == "ratio":
-            frames.append(ratio_rounds(track, run, seed or 0, i))
+            frames.append(ratio_rounds(track, chosen.start(width=width), seed or 0, i, cost))
             continue
         if picked == "own":
             check_own(track, rounding(table), drawn=not table.plain)
-        records = walk_track(track, run, picked)
+        records = walk_track(track, begin(chosen, track, picked, width=width), picked, cost)
         frames.append(rounds_frame(records, doc_id=track.doc_id, source=track.source))
     return pl.concat(frames).with_columns(pl.lit(picked).alias("estimator"))
 
@@ -88,7 +160,7 @@ def walk(
 def own_trouble(table: DraftTable) -> str:
     """Why the texts of a table are not what the target would generate by itself, as recorded; "" when they are."""
     if table.plain:
-        if set(table.frame["own"].unique()) == {"greedy"}:
+        if set(table.dataset.unique("own")) == {"greedy"}:
             return ""
         return "estimator='own' needs texts that this target generated greedily (wb.own_tapes); use 'forced' for others"
     found = first_difference(table, "draws_differ")
@@ -136,13 +208,14 @@ def check_own(track: Track, rounding: float, *, drawn: bool = False) -> None:
         )
 
 
-def walk_track(track: Track, run: PolicyRun, estimator: str) -> list[RoundRecord]:
+def walk_track(track: Track, run: PolicyRun, estimator: str, cost: RoundCost | None = None) -> list[RoundRecord]:
     """Rounds of one document.
 
     Args:
         track: Its columns.
         run: A fresh run of the policy.
         estimator: "own", for a text that ``check_own`` passes, or "forced".
+        cost: How long rounds take; None for 0 seconds.
 
     Returns:
         Records equal to the live ones, without times.
@@ -155,8 +228,9 @@ def walk_track(track: Track, run: PolicyRun, estimator: str) -> list[RoundRecord
         budget = track.length - 1 - at
         wish = run.next_k(at + 1)
         k = max(0, min(wish, budget - 1))
-        drafted, cause = kept(run, read[at], k)
-        tried = track.draft_ids[at, : min(drafted + 1, k)]
+        chain = kept(run, read[at], k)
+        drafted = chain.drafted
+        tried = track.draft_ids[at, : chain.steps]
         assert (tried >= 0).all(), f"no draft recorded at {track.doc_id} {at} slot {int((tried < 0).argmax())}"
         drafts = track.draft_ids[at, :drafted].tolist()
         seen = track.draft_top1[at, :drafted].tolist()
@@ -176,12 +250,14 @@ def walk_track(track: Track, run: PolicyRun, estimator: str) -> list[RoundRecord
                 accepted=verdict.accepted,
                 emitted=len(verdict.emitted),
                 bonus=verdict.bonus,
-                chain_stop=cause,
+                chain_stop=chain.cause,
                 round_stop=verdict.round_stop or ("budget" if k < wish else ""),
+                steps=chain.steps,
             )
         )
+        seconds = seconds_of(cost, chain, at + 1)
         at += len(verdict.emitted)
-        run.observe(RoundView(len(drafts), verdict.accepted, at + 1))
+        run.observe(RoundView(len(drafts), verdict.accepted, at + 1, chain.steps, seconds))
     return records
 
 
