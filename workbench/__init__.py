@@ -29,6 +29,7 @@ _LAZY = {
     "walk": "workbench.replay:walk",
     "slot_rates": "workbench.replay:slot_rates",
     "expected_rounds": "workbench.replay:expected_rounds",
+    "explore": "workbench.sweep.explore:explore",
     "live_rounds": "workbench.replay:live_rounds",
     "compare_rounds": "workbench.replay:compare_rounds",
     "plot": "workbench.plot",
@@ -65,6 +66,7 @@ __all__ = [
     "display",
     "Ema",
     "expected_rounds",
+    "explore",
     "extract",
     "FixedK",
     "Gate",
@@ -138,6 +140,7 @@ if TYPE_CHECKING:
     )
     from workbench.spec.session import Session
     from workbench.spec.store import PrefixStore
+    from workbench.sweep.explore import explore
 
 
 def __getattr__(name: str) -> Any:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 SETTLE = 0.06  # seconds without a further change before a figure is drawn
 DRAWS = 500  # resamples of an interval on the screen
+SIZE = (11.5, 4.0)
+# A layout engine would take as long as the drawing, and would move the axes from one setting to the next.
+PLACE = {"left": 0.055, "right": 0.915, "bottom": 0.26, "top": 0.92, "wspace": 0.36}
 Setting = tuple[int, float, int | None]
 
 
@@ -109,18 +112,12 @@ def explore(
 
 def measured(table: DraftTable, policies: Sequence[Policy], cost: Any, estimator: str | None) -> list[Measured]:
     """Walk policies over a table and measure them."""
-    from workbench.replay.counts import counts_of
-    from workbench.replay.walk import walk
+    from workbench.replay.fast import walk_counts
+    from workbench.replay.predict import predict
 
     out = []
-    for policy in policies:
-        rounds = walk(table, policy=policy, estimator=estimator)
-        counts = counts_of(rounds, policy=policy, k_max=table.k_max, estimator=rounds["estimator"][0])
-        speedup = None
-        if cost is not None:
-            from workbench.replay.predict import predict
-
-            speedup = predict(counts, cost, draws=DRAWS).speedup
+    for counts in walk_counts(table, policies, estimator=estimator):
+        speedup = None if cost is None else predict(counts, cost, draws=DRAWS).speedup
         out.append(Measured(counts.slots, counts.rounds_G, counts.emitted_G, counts.acceptance(), speedup))
     return out
 
@@ -191,13 +188,15 @@ class Explorer:
         return pl.DataFrame(rows, schema=schema)
 
     def figure(self) -> Figure:
-        """Acceptance by position of the chosen policy, and speed-up (or tokens per round) by K."""
-        from matplotlib.figure import Figure
+        """Acceptance by position of the chosen policy, and speed-up (or tokens per round) by K, as a pyplot figure."""
+        import matplotlib.pyplot as plt
 
+        return self._drawn_on(plt.figure(figsize=SIZE))
+
+    def _drawn_on(self, figure: Figure) -> Figure:
         from workbench.plot import acceptance_by_position, speedup_by_k
 
-        figure = Figure(figsize=(11.5, 4.0), layout="constrained")
-        left, right = figure.subplots(1, 2)
+        left, right = figure.subplots(1, 2, gridspec_kw=PLACE)
         k = self.setting[0]
         acceptance_by_position(self.along_k()[k], ax=left, by=None)
         # The same scale for every setting, so that the eye compares heights.
@@ -255,8 +254,10 @@ class Explorer:
         self._p = w.FloatSlider(
             p_min, min=0, max=1, step=0.05, description="p_min", readout_format=".2f", style=style, layout=wide
         )
-        options = [("none: fixed K", None), *((str(n), n) for n in range(1, self.k_max + 1))]
-        self._floor = w.SelectionSlider(options=options, value=floor, description="floor", style=style, layout=wide)
+        options = [("none: fixed K", 0), *((str(n), n) for n in range(1, self.k_max + 1))]
+        self._floor = w.SelectionSlider(
+            options=options, value=floor or 0, description="floor", style=style, layout=wide
+        )
         self._k.tooltip, self._p.tooltip = "draft tokens per round, at most", "drop drafts below this probability"
         self._floor.tooltip = "adaptive draft length: at least this, at most K"
         self._picture = w.Image(format="png", layout=w.Layout(width="100%", max_width="1150px"))
@@ -269,7 +270,7 @@ class Explorer:
 
     def _changed(self, change: Any) -> None:
         """Draw once the sliders have come to rest; at once where no event loop runs."""
-        self.setting = self._checked(self._k.value, self._p.value, self._floor.value)
+        self.setting = self._checked(self._k.value, self._p.value, self._floor.value or None)
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -281,18 +282,21 @@ class Explorer:
 
     def _move(self) -> None:
         """Put the sliders where the setting is, without drawing for each."""
-        for slider, value in zip((self._k, self._p, self._floor), self.setting):
+        k, p_min, floor = self.setting
+        for slider, value in ((self._k, k), (self._p, p_min), (self._floor, floor or 0)):
             slider.unobserve(self._changed, names="value")
             slider.value = value
             slider.observe(self._changed, names="value")
 
     def _redraw(self) -> None:
         """New figure and numbers; the old ones stay until the new ones are there, so that nothing flickers."""
+        from matplotlib.figure import Figure
+
         from workbench.display import card
 
         self._pending = None
         drawn = io.BytesIO()
-        self.figure().savefig(drawn, format="png", dpi=100)
+        self._drawn_on(Figure(figsize=SIZE)).savefig(drawn, format="png", dpi=100)
         self._picture.value = drawn.getvalue()
         self._card.value = card(_named(self.setting), self.numbers())._repr_html_()
 
