@@ -16,6 +16,7 @@ import numpy as np
 from workbench.core.bootstrap import Interval, bootstrap_by
 from workbench.core.errors import check_int, check_real
 from workbench.core.metrics import Acceptance, SlotCounts
+from workbench.core.progress import quiet
 from workbench.spec.policies import AdaptiveFloor, FixedK, Policy
 
 if TYPE_CHECKING:
@@ -116,9 +117,10 @@ def measured(table: DraftTable, policies: Sequence[Policy], cost: Any, estimator
     from workbench.replay.predict import predict
 
     out = []
-    for counts in walk_counts(table, policies, estimator=estimator):
-        speedup = None if cost is None else predict(counts, cost, draws=DRAWS).speedup
-        out.append(Measured(counts.slots, counts.rounds_G, counts.emitted_G, counts.acceptance(), speedup))
+    with quiet():  # a bar for every move of a slider would pile up under it
+        for counts in walk_counts(table, policies, estimator=estimator):
+            speedup = None if cost is None else predict(counts, cost, draws=DRAWS).speedup
+            out.append(Measured(counts.slots, counts.rounds_G, counts.emitted_G, counts.acceptance(), speedup))
     return out
 
 
