@@ -35,6 +35,7 @@ _LAZY = {
     "tree_shapes": "workbench.spec.tree:tree_shapes",
     "tree_walk": "workbench.replay:tree_walk",
     "best_tree": "workbench.replay:best_tree",
+    "explore": "workbench.sweep.explore:explore",
     "live_rounds": "workbench.replay:live_rounds",
     "compare_rounds": "workbench.replay:compare_rounds",
     "CostModel": "workbench.replay:CostModel",
@@ -77,6 +78,7 @@ __all__ = [
     "display",
     "Ema",
     "expected_rounds",
+    "explore",
     "extract",
     "FixedK",
     "Gate",
@@ -164,6 +166,7 @@ if TYPE_CHECKING:
     from workbench.spec.session import Session
     from workbench.spec.store import PrefixStore
     from workbench.spec.tree import TreeShape, tree_shapes
+    from workbench.sweep.explore import explore
 
 
 def __getattr__(name: str) -> Any:

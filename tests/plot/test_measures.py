@@ -1,4 +1,4 @@
-"""Figures of differences, binned rates and grids, tested by what they draw."""
+"""Figures of differences and binned rates, tested by what they draw."""
 
 from __future__ import annotations
 
@@ -48,14 +48,3 @@ def test_rate_by_draws_a_point_per_bin():
     assert ax.get_xlabel() == "margin" and "n = 24" in texts(ax)
     plot.rate_by(found, ax=ax, index=1, log=True)
     assert ax.get_xscale() == "log" and len(ax.lines) == 2
-
-
-def test_a_grid_writes_every_value_and_refuses_two_for_a_cell():
-    cells = pl.DataFrame([(k, p, k * 10 + p) for k in (1, 2, 3) for p in (0, 5)], schema=["k", "p", "v"], orient="row")
-    ax = plot.grid(cells.filter(pl.col("v") != 35), "k", "p", "v", fmt="{:.0f}")
-    assert sorted(text.get_text() for text in ax.texts) == ["10", "15", "20", "25", "30"]
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "3"]
-    with pytest.raises(UserError, match="same cell"):
-        plot.grid(pl.concat([cells, cells]), "k", "p", "v")
-    with pytest.raises(UserError, match="w is missing"):
-        plot.grid(cells, "k", "p", "w")

@@ -1,12 +1,13 @@
 """Acceptance figures: by position, by context depth, and the histogram of accepted lengths.
 
 Drawn from rounds frames (``core.frames.rounds_frame``) and nothing else; definitions are those of ``core.metrics``.
-Columns needed: doc_id, drafted, accepted; source for ``by="source"``; start for depth.
+Columns needed: doc_id, drafted, accepted; source for ``by="source"``; start for depth and ``by="depth"``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +15,8 @@ import numpy as np
 from workbench.core.bootstrap import Interval, bootstrap_by
 from workbench.core.errors import UserError, check_choice
 from workbench.core.measures import MEASURES, parts
-from workbench.core.metrics import slot_counts
-from workbench.plot import style
+from workbench.core.metrics import SlotCounts, slot_counts
+from workbench.plot import frames, style
 
 if TYPE_CHECKING:
     import polars as pl
@@ -27,7 +28,6 @@ KINDS = {
     "cond": "conditional: j accepted, of reached",
 }
 SHORT = {"joint": "joint", "reach": "reach", "cond": "conditional"}
-DEPTHS = (0, 512, 1024, 2048, 4096, 8192)
 
 
 def acceptance_by_position(
@@ -45,9 +45,11 @@ def acceptance_by_position(
     (``ax.child_axes``), a line per source in each.
 
     Args:
-        frame: A rounds frame, or an object with ``rounds()``.
+        frame: A rounds frame, an object with ``rounds()``, or counts of a walk: an object with ``slots``
+            (``core.metrics.SlotCounts``) and, for ``by="source"``, ``sources``, one per document.
         ax: Axes to draw on; None for a new figure.
-        by: "source" for a line per source (default), None to pool them.
+        by: "source" for a line per source (default), "depth" for a line per bucket of context depth at the round's
+            start (edges 0, 512, 1,024, 2,048, 4,096, 8,192), None to pool them.
         kind: Any of "joint", "reach" and "cond"; default all three.
         ci: Draw 95 % bootstrap intervals by document; default True.
         seed: Seed of the bootstrap.
@@ -61,13 +63,15 @@ def acceptance_by_position(
     kinds = [check_choice("kind", one, KINDS) for one in ([kind] if isinstance(kind, str) else kind)]
     if not kinds:
         raise UserError("kind=() draws nothing: choose any of 'joint', 'reach', 'cond'")
-    rounds = style.as_rounds(frame, ("doc_id", "drafted", "accepted"))
-    lines = style.series(rounds, by)
+    lines, documents = _counted(frame, by)
     panels = len(lines) > 1 and len(kinds) > 1
     ax = style.axes(ax, width=3.0 * len(kinds) + 1.2 if panels else style.WIDTH, height=3.6 if panels else style.HEIGHT)
-    if not len(rounds) or not rounds["drafted"].max():
+    if not any(counts.drafted_GK.sum() for _, counts in lines):
         return style.empty(ax, "drafted tokens")
-    found = {name: _positions(part, kinds, seed) for name, part in lines}
+    found = {
+        name: {one: bootstrap_by(np.arange(len(counts.rounds_G)), *counts.parts(one), seed=seed) for one in kinds}
+        for name, counts in lines
+    }
     if panels:
         _in_panels(ax, found, kinds, ci)
     else:
@@ -80,7 +84,10 @@ def acceptance_by_position(
         style.titles(
             ax, f"{one} by draft position", x="draft position j (tokens into the draft)", y="share of rounds, pooled"
         )
-    style.caption(ax, f"{_counts(rounds)}; pooled{style.intervals(rounds, ci, 'bars')}")
+    note = "; lines: tokens of context at the round's start" if by == "depth" else ""
+    rounds = sum(int(counts.rounds_G.sum()) for _, counts in lines)
+    total = f"n = {frames.counted(rounds, 'round')} of {frames.counted(documents, 'document')}"
+    style.caption(ax, f"{total}; pooled{note}{frames.interval_note(documents, ci, 'bars')}")
     return ax
 
 
@@ -98,8 +105,8 @@ def accepted_histogram(frame: Any, *, ax: Axes | None = None, by: str | None = N
     Raises:
         UserError: A column is missing or ``by`` is unknown.
     """
-    rounds = style.as_rounds(frame, ("doc_id", "drafted", "accepted"))
-    lines, ax = style.series(rounds, by), style.axes(ax)
+    rounds = frames.as_rounds(frame, ("doc_id", "drafted", "accepted"))
+    lines, ax = frames.series(rounds, by), style.axes(ax)
     if not len(rounds):
         return style.empty(ax, "rounds")
     longest = int(rounds["accepted"].max())  # type: ignore[arg-type]
@@ -109,11 +116,11 @@ def accepted_histogram(frame: Any, *, ax: Axes | None = None, by: str | None = N
         x = np.arange(longest + 1) + (i - (len(lines) - 1) / 2) * width
         bars = ax.bar(x, 100 * share, width=0.92 * width, color=style.colour(i), label=name)
         if len(lines) == 1:
-            ax.bar_label(bars, fmt="%.0f %%", fontsize=style.SMALL, color=style.INK, padding=2)
+            ax.bar_label(bars, fmt="%.0f %%", fontsize=style.SMALL, color=style.tone(ax), padding=2)
     ax.grid(False, axis="x")
     ax.set_xticks(range(longest + 1))
     if len(lines) > 1:
-        ax.legend(frameon=False, fontsize=style.BODY)
+        style.legend(ax)
     style.titles(
         ax, "Accepted tokens per round", x="accepted tokens in a round, without bonus", y="share of rounds (%)"
     )
@@ -127,7 +134,7 @@ def depth(
     ax: Axes | None = None,
     by: str | None = "source",
     value: str = "tau",
-    edges: Sequence[int] = DEPTHS,
+    edges: Sequence[int] = frames.DEPTHS,
     ci: bool = True,
     seed: int = 0,
 ) -> Axes:
@@ -151,12 +158,12 @@ def depth(
     """
     check_choice("value", value, MEASURES)
     if len(edges) < 1 or list(edges) != sorted(set(edges)):
-        raise UserError(f"edges={edges!r} is not valid: give ascending token counts, such as {DEPTHS}")
-    rounds = style.as_rounds(frame, ("doc_id", "drafted", "accepted", "start"))
-    lines, ax = style.series(rounds, by), style.axes(ax)
+        raise UserError(f"edges={edges!r} is not valid: give ascending token counts, such as {frames.DEPTHS}")
+    rounds = frames.as_rounds(frame, ("doc_id", "drafted", "accepted", "start"))
+    lines, ax = frames.series(rounds, by), style.axes(ax)
     if not len(rounds):
         return style.empty(ax, "rounds")
-    names = [_bucket(low, high) for low, high in zip(edges, [*edges[1:], None])]
+    names = frames.buckets(edges)
     bucket = np.searchsorted(edges, rounds["start"].to_numpy(), side="right") - 1
     last = int(bucket.max()) + 1
     ends = []
@@ -171,15 +178,28 @@ def depth(
         style.end_labels(ax, ends)
     title = f"{MEASURES[value].partition(' (')[0].capitalize()} by context depth"
     style.titles(ax, title, x="position of the round's start (tokens)", y=MEASURES[value])
-    style.caption(ax, f"{_counts(rounds)}; pooled{style.intervals(rounds, ci, 'bars')}", below=54)
+    style.caption(ax, f"{_counts(rounds)}; pooled{frames.intervals(rounds, ci, 'bars')}", below=54)
     return ax
 
 
-def _positions(part: pl.DataFrame, kinds: Sequence[str], seed: int) -> dict[str, list[Interval]]:
-    """Intervals per kind and slot of one series."""
-    names, index_N = np.unique(part["doc_id"].to_numpy(), return_inverse=True)
-    counts = slot_counts(part["drafted"].to_numpy(), part["accepted"].to_numpy(), groups=index_N)
-    return {one: bootstrap_by(np.arange(len(names)), *counts.parts(one), seed=seed) for one in kinds}
+def _counted(frame: Any, by: str | None) -> tuple[list[tuple[str, SlotCounts]], int]:
+    """Counts per series, from rounds or from what holds counts already, and the number of documents with rounds."""
+    counts = getattr(frame, "slots", None)
+    if isinstance(counts, SlotCounts):
+        documents = int((counts.rounds_G > 0).sum())
+        if by is None:
+            return [("all", counts)], documents
+        check_choice("by", by, ("source",), hint="or None: counts of a walk do not hold the depth of a slot's round")
+        names_G = np.array(frame.sources, dtype=object)
+        arrays = [getattr(counts, one.name) for one in fields(counts)]
+        parts = [(name, SlotCounts(*(one[names_G == name] for one in arrays))) for name in sorted({*frame.sources})]
+        return [(name or "no source", part) for name, part in parts], documents
+    rounds = frames.as_rounds(frame, ("doc_id", "drafted", "accepted"))
+    out = []
+    for name, part in frames.series(rounds, by):
+        index_N = np.unique(part["doc_id"].to_numpy(), return_inverse=True)[1]
+        out.append((name, slot_counts(part["drafted"].to_numpy(), part["accepted"].to_numpy(), groups=index_N)))
+    return out, rounds["doc_id"].n_unique()
 
 
 def _in_panels(ax: Axes, found: dict[str, dict[str, list[Interval]]], kinds: Sequence[str], ci: bool) -> None:
@@ -193,13 +213,13 @@ def _in_panels(ax: Axes, found: dict[str, dict[str, list[Interval]]], kinds: Seq
         panel.set_ylim(-0.03, 1.03)
         named = [(name, found[name][one], i) for i, name in enumerate(found)]
         _lines(panel, named, ci, labels=p == len(kinds) - 1)
-        panel.set_title(SHORT[one], loc="left", fontsize=style.BODY, color=style.INK)
-        panel.set_xlabel("draft position j", fontsize=style.BODY)
+        panel.set_title(SHORT[one], loc="left", fontsize=style.BODY, color=style.tone(panel))
+        panel.set_xlabel("draft position j", fontsize=style.BODY, color=style.tone(panel))
         if p:
             panel.tick_params(labelleft=False)
         else:
-            panel.set_ylabel("share of rounds, pooled", fontsize=style.BODY)
-    ax.set_title("Acceptance by draft position", loc="left", fontsize=style.TITLE, fontweight="bold", pad=22)
+            panel.set_ylabel("share of rounds, pooled", fontsize=style.BODY, color=style.tone(panel))
+    style.panel_title(ax, "Acceptance by draft position", pad=22)
 
 
 def _lines(ax: Axes, named: Sequence[tuple[str, list[Interval], int]], ci: bool, *, labels: bool = True) -> None:
@@ -219,16 +239,8 @@ def _draw(
     ax: Axes, x: np.ndarray, intervals: Sequence[Interval], index: int, ci: bool, name: str
 ) -> list[tuple[float, float, str, str]]:
     """A line with interval bars; returns its end label, or nothing when no value is defined."""
-    known = [(float(a), one) for a, one in zip(x, intervals) if one.value is not None]
-    if not known:
-        return []
-    colour, marker = style.colour(index), style.marker(index)
-    values = [np.nan if one.value is None else one.value for one in intervals]
-    ax.plot(x, values, color=colour, marker=marker, markersize=4, linewidth=1.4, label=name)
-    bars = [(a, one.low, one.high) for a, one in known if one.low is not None]
-    if ci and bars:
-        ax.vlines(*zip(*bars), color=colour, linewidth=1.1, alpha=0.7)
-    return [(known[-1][0], float(known[-1][1].value or 0.0), name, colour)]
+    values, lows, highs = zip(*((one.value, one.low, one.high) for one in intervals)) if intervals else ((), (), ())
+    return style.line(ax, x, values, lows, highs, index=index, name=name, ci=ci)
 
 
 def _by_bucket(part: pl.DataFrame, edges: Sequence[int], buckets: int, value: str, seed: int) -> list[Interval]:
@@ -238,21 +250,12 @@ def _by_bucket(part: pl.DataFrame, edges: Sequence[int], buckets: int, value: st
     return bootstrap_by(documents, top[:, None] * inside, bottom[:, None] * inside, seed=seed)
 
 
-def _bucket(low: int, high: int | None) -> str:
-    """A bucket's name, such as "512-1k"."""
-
-    def short(n: int) -> str:
-        return f"{n // 1024}k" if n and n % 1024 == 0 else str(n)
-
-    return f"{short(low)}+" if high is None else f"{short(low)}–{short(high)}"
-
-
 def _counts(rounds: pl.DataFrame) -> str:
     """Counts for a caption."""
-    return f"n = {style.counted(len(rounds), 'round')} of {style.counted(rounds['doc_id'].n_unique(), 'document')}"
+    return f"n = {frames.counted(len(rounds), 'round')} of {frames.counted(rounds['doc_id'].n_unique(), 'document')}"
 
 
 def _undrafted(rounds: pl.DataFrame) -> str:
     """How many rounds drafted nothing, for a caption."""
     none = int((rounds["drafted"] == 0).sum())
-    return f"{style.counted(none, 'round')} drafted nothing and count as 0 accepted"
+    return f"{frames.counted(none, 'round')} drafted nothing and count as 0 accepted"

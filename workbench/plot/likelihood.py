@@ -14,7 +14,7 @@ import numpy as np
 from workbench.core.bootstrap import bootstrap_by, group_sums
 from workbench.core.errors import check_int
 from workbench.core.frames import require
-from workbench.plot import style
+from workbench.plot import frames, style
 
 if TYPE_CHECKING:
     import polars as pl
@@ -39,7 +39,7 @@ def nll(frame: pl.DataFrame, *, ax: Axes | None = None, by: str | None = "source
         UserError: A column is missing or ``by`` is unknown.
     """
     require(frame, ("doc_id", "nll", "n_tokens", "n_bytes"), "a per-document NLL frame")
-    rows = style.series(frame, by)
+    rows = frames.series(frame, by)
     ax = style.axes(ax, height=1.6 + 0.42 * max(len(rows), 2))
     if not rows:
         return style.empty(ax, "documents")
@@ -57,20 +57,22 @@ def nll(frame: pl.DataFrame, *, ax: Axes | None = None, by: str | None = "source
         known = part["n_bytes"].null_count() == 0 and part["n_bytes"].sum() > 0
         bits = f"{nats.sum() / log(2) / part['n_bytes'].sum():.3f} bits/byte" if known else "bytes unknown"
         notes.append(
-            f"{found.value:.3f} nats · ppl {exp(found.value):,.2f} · {bits} · {style.counted(len(part), 'doc')}"
+            f"{found.value:.3f} nats · ppl {exp(found.value):,.2f} · {bits} · {frames.counted(len(part), 'doc')}"
         )
     ax.set_yticks(range(len(rows)), [name for name, _ in rows])
     ax.set_ylim(len(rows) - 0.4, -0.6)
     for y, note in enumerate(notes):
-        ax.text(1.02, y, note, transform=ax.get_yaxis_transform(), va="center", fontsize=style.SMALL, color=style.INK)
+        ax.text(
+            1.02, y, note, transform=ax.get_yaxis_transform(), va="center", fontsize=style.SMALL, color=style.tone(ax)
+        )
     ax.margins(x=0.12)
     top = ax.secondary_xaxis("top", functions=(np.exp, lambda x: np.log(np.maximum(x, 1e-9))))
-    top.set_xlabel("perplexity (exp of nats per token)", fontsize=style.SMALL, color=style.MUTED)
-    top.tick_params(labelsize=style.SMALL, colors=style.MUTED)
+    top.set_xlabel("perplexity (exp of nats per token)", fontsize=style.SMALL, color=style.tone(ax, style.MUTED))
+    top.tick_params(labelsize=style.SMALL, colors=style.tone(ax, style.MUTED))
     top.spines["top"].set_visible(False)
     style.titles(ax, "Negative log-likelihood", x="NLL (nats per token)")
-    counts = f"n = {style.counted(int(frame['n_tokens'].sum()), 'token')} of {style.counted(len(frame), 'document')}"
-    style.caption(ax, f"{counts}; token-weighted{style.intervals(frame, True, 'bars')}")
+    counts = f"n = {frames.counted(int(frame['n_tokens'].sum()), 'token')} of {frames.counted(len(frame), 'document')}"
+    style.caption(ax, f"{counts}; token-weighted{frames.intervals(frame, True, 'bars')}")
     return ax
 
 
@@ -101,7 +103,7 @@ def nll_by_position(
     """
     check_int("window", window, low=1)
     require(frame, ("doc_id", "position", "nll"), "a per-token NLL frame")
-    lines, ax = style.series(frame, by), style.axes(ax)
+    lines, ax = frames.series(frame, by), style.axes(ax)
     if not lines:
         return style.empty(ax, "tokens")
     ends = []
@@ -119,10 +121,10 @@ def nll_by_position(
     if len(lines) > 1:
         style.end_labels(ax, ends)
     style.titles(ax, "NLL by position", x="position in the document (tokens)", y="NLL (nats per token)")
-    documents = style.counted(frame["doc_id"].n_unique(), "document")
+    documents = frames.counted(frame["doc_id"].n_unique(), "document")
     note = f"mean over the {window} positions up to the one drawn"
     style.caption(
-        ax, f"n = {style.counted(len(frame), 'token')} of {documents}; {note}{style.intervals(frame, ci, 'shading')}"
+        ax, f"n = {frames.counted(len(frame), 'token')} of {documents}; {note}{frames.intervals(frame, ci, 'shading')}"
     )
     return ax
 

@@ -6,18 +6,15 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.bootstrap import DRAWS, LEVEL
-from workbench.core.errors import UserError, check_choice
-from workbench.core.frames import require
-
 if TYPE_CHECKING:
-    import polars as pl
+    import numpy as np
     from matplotlib.axes import Axes
 
 # Okabe and Ito (2008), told apart under every common colour-vision deficiency; the yellow, faint on white, is left out.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 MARKERS = "osD^vPX"
 INK, MUTED, GRID = "#222222", "#666666", "#DDDDDD"
+DARK = {INK: "#EEEEEE", MUTED: "#A6A6A6", GRID: "#3A3A3A"}  # the same three on a dark background
 SMALL, BODY, TITLE = 8.0, 9.0, 10.5
 WIDTH, HEIGHT = 7.2, 4.0
 
@@ -30,6 +27,29 @@ def colour(index: int) -> str:
 def marker(index: int) -> str:
     """The marker of the index-th series, so that series differ without colour too."""
     return MARKERS[index % len(MARKERS)]
+
+
+def luminance(value: Any) -> float:
+    """Brightness of a colour as the eye weighs it, from 0 (black) to 1 (white)."""
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = to_rgb(value)
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+def tone(ax: Axes, ink: str = INK) -> str:
+    """INK, MUTED or GRID as it reads on the axes' background, which is the figure's where the axes have none.
+
+    Args:
+        ax: The axes.
+        ink: One of the three; default INK.
+    """
+    from matplotlib.colors import to_rgba
+
+    behind = ax.get_facecolor()
+    if to_rgba(behind)[3] < 0.5 or not ax.axison:
+        behind = ax.figure.get_facecolor()  # type: ignore[union-attr]
+    return ink if to_rgba(behind)[3] < 0.5 or luminance(behind) >= 0.5 else DARK[ink]
 
 
 def axes(ax: Axes | None, *, width: float = WIDTH, height: float = HEIGHT) -> Axes:
@@ -54,17 +74,17 @@ def axes(ax: Axes | None, *, width: float = WIDTH, height: float = HEIGHT) -> Ax
 def dress(ax: Axes) -> None:
     """Give axes the house style: two spines, small ticks, a quiet grid."""
     ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(MUTED)
-    ax.tick_params(labelsize=BODY, color=MUTED, labelcolor=INK)
-    ax.grid(True, color=GRID, linewidth=0.6)
+    ax.spines[["left", "bottom"]].set_color(tone(ax, MUTED))
+    ax.tick_params(labelsize=BODY, color=tone(ax, MUTED), labelcolor=tone(ax))
+    ax.grid(True, color=tone(ax, GRID), linewidth=0.6)
     ax.set_axisbelow(True)
 
 
 def titles(ax: Axes, title: str, *, x: str = "", y: str = "") -> None:
     """Set a left-aligned title and axis labels; units belong into the labels."""
-    ax.set_title(title, loc="left", fontsize=TITLE, fontweight="bold", color=INK)
-    ax.set_xlabel(x, fontsize=BODY, color=INK)
-    ax.set_ylabel(y, fontsize=BODY, color=INK)
+    ax.set_title(title, loc="left", fontsize=TITLE, fontweight="bold", color=tone(ax))
+    ax.set_xlabel(x, fontsize=BODY, color=tone(ax))
+    ax.set_ylabel(y, fontsize=BODY, color=tone(ax))
 
 
 def size(ax: Axes) -> tuple[float, float]:
@@ -91,7 +111,7 @@ def caption(ax: Axes, text: str, *, below: float = 38.0) -> None:
         ha="left",
         va="top",
         fontsize=SMALL,
-        color=MUTED,
+        color=tone(ax, MUTED),
         annotation_clip=False,
     )
 
@@ -151,74 +171,59 @@ def end_labels(ax: Axes, labels: Sequence[tuple[float, float, str, str]], *, off
         )
 
 
+def line(
+    ax: Axes,
+    x: Sequence[float] | np.ndarray,
+    values: Sequence[float | None],
+    lows: Sequence[float | None],
+    highs: Sequence[float | None],
+    *,
+    index: int,
+    name: str,
+    ci: bool = True,
+) -> list[tuple[float, float, str, str]]:
+    """A line with markers and interval bars; unknown values leave a gap.
+
+    Args:
+        ax: The axes.
+        x: Places, [N].
+        values: Values, [N]; None where there is none.
+        lows: Lower ends of the intervals, [N]; None where there is none.
+        highs: Upper ends, [N].
+        index: Which colour and marker.
+        name: Name of the series.
+        ci: Draw the intervals; default True.
+
+    Returns:
+        What ``end_labels`` needs to name the line; nothing when no value is known.
+    """
+    known = [(float(at), float(one)) for at, one in zip(x, values) if one is not None]
+    if not known:
+        return []
+    ink = colour(index)
+    heights = [float("nan") if one is None else one for one in values]
+    ax.plot(x, heights, color=ink, marker=marker(index), markersize=4, linewidth=1.4, label=name)
+    bars = [(at, low, high) for at, low, high in zip(x, lows, highs) if low is not None and high is not None]
+    if ci and bars:
+        ax.vlines(*zip(*bars), color=ink, linewidth=1.1, alpha=0.7)
+    return [(*known[-1], name, ink)]
+
+
 def empty(ax: Axes, what: str) -> Axes:
     """Say on the axes that there is nothing to draw."""
     ax.set(xticks=[], yticks=[])
     ax.grid(False)
-    ax.text(0.5, 0.5, f"no {what}", transform=ax.transAxes, ha="center", va="center", color=MUTED, fontsize=BODY)
+    ax.text(
+        0.5, 0.5, f"no {what}", transform=ax.transAxes, ha="center", va="center", color=tone(ax, MUTED), fontsize=BODY
+    )
     return ax
 
 
-def as_rounds(frame: Any, columns: Sequence[str]) -> pl.DataFrame:
-    """A rounds frame from a frame, or from anything that has one as ``rounds`` or gives one by ``rounds()``.
-
-    Args:
-        frame: The frame, a draft table or a generation.
-        columns: Columns the figure needs.
-
-    Returns:
-        The frame.
-
-    Raises:
-        UserError: Neither, or a column is missing.
-    """
-    if not hasattr(frame, "columns"):
-        inner = getattr(frame, "rounds", None)
-        frame = inner() if callable(inner) else inner
-    if not hasattr(frame, "columns"):
-        raise UserError("this figure is drawn from a rounds frame: give a polars DataFrame or a table with .rounds()")
-    require(frame, columns, "a rounds frame")
-    return frame
+def legend(ax: Axes, **options: Any) -> None:
+    """A legend without a frame, in small type, readable on the axes' background."""
+    ax.legend(frameon=False, fontsize=SMALL, labelcolor=tone(ax), **options)
 
 
-def series(frame: pl.DataFrame, by: str | None) -> list[tuple[str, pl.DataFrame]]:
-    """Split a frame into the series to draw, ordered by name.
-
-    Args:
-        frame: The frame.
-        by: "source" for one series per source, None for one of everything.
-
-    Returns:
-        (name, part) pairs; the name is "all" for everything, "no source" for an empty source.
-
-    Raises:
-        UserError: Another ``by``.
-    """
-    import polars as pl
-
-    if by is None:
-        return [("all", frame)] if len(frame) else []
-    column = check_choice("by", by, ("source",), hint="or None for one series")
-    require(frame, (column,), "by='source'")
-    names = frame[column].unique().sort().to_list()
-    return [(name or "no source", frame.filter(pl.col(column).eq_missing(name))) for name in names]
-
-
-def counted(number: int, noun: str) -> str:
-    """A count with its noun, such as "1,204 rounds"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def intervals(frame: pl.DataFrame, drawn: bool, mark: str) -> str:
-    """What the intervals are, for the end of a caption; one document has none.
-
-    Args:
-        frame: The frame, with doc_id.
-        drawn: Whether the figure draws intervals.
-        mark: What shows them, such as "bars".
-    """
-    if not drawn:
-        return ""
-    if frame["doc_id"].n_unique() < 2:
-        return "; no interval: it takes two documents"
-    return f"; {mark}: {100 * LEVEL:.0f} % bootstrap by document ({DRAWS:,} draws)"
+def panel_title(ax: Axes, title: str, *, pad: float = 6.0) -> None:
+    """A title over axes that only hold panels."""
+    ax.set_title(title, loc="left", fontsize=TITLE, fontweight="bold", color=tone(ax), pad=pad)
