@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from workbench.core.errors import CheckpointError, UserError
 from workbench.core.manifest import Manifest, git_state, sha256_file, sync_directory, write_atomic, write_json
 from workbench.core.progress import progress
+from workbench.datasets.bits import settled
 
 if TYPE_CHECKING:
     import datasets
@@ -48,7 +49,7 @@ def plan_shards(rows: Sequence[int], shard_rows: int) -> list[tuple[int, int]]:
 
 
 def even_batches(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of ``size``, the last one shorter: a file's bytes do not tell the chunk of a forward."""
+    """The same rows in batches of ``size``, the last one shorter: a file's bytes do not tell how the rows came."""
     import pyarrow as pa
 
     held: list[pa.RecordBatch] = []
@@ -56,10 +57,10 @@ def even_batches(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Re
         held.append(batch)
         while sum(b.num_rows for b in held) >= size:
             joined = pa.concat_batches(held)
-            yield joined.slice(0, size)
+            yield settled(joined.slice(0, size))
             held = [joined.slice(size)] if joined.num_rows > size else []
     if held:
-        yield pa.concat_batches(held)
+        yield settled(pa.concat_batches(held))
 
 
 class ShardDirectory:
