@@ -41,6 +41,18 @@ def test_replay_tells_acceptance_and_likelihood(run, tmp_path):
     assert "k=3: " in text and "nats per token, perplexity" in text and "load_table" in text
 
 
+def test_replay_records_more_when_asked(run, tmp_path):
+    from workbench.replay import load_table
+
+    more = ("--k-max", "3", "--shadow", "2", "--target", "--ranks", "--overlap", "0.5,1", "--forced")
+    made = run("replay", *SMALL, "--out", tmp_path / "x", *more)
+    table = load_table(tmp_path / "x")
+    assert table.k_shadow == 2 and table.manifest.parameters["overlap"] == [0.5, 1.0]
+    assert table.bytes_per_row["shadow"] == 48 and "shadow 48, target 20, ranks 36, overlap 8" in made.out
+    again = run("replay", *SMALL, "--out", tmp_path / "x", *more, "--json").data
+    assert again["bytes_per_row"] == table.bytes_per_row
+
+
 def test_replay_of_the_targets_own_text_walks_as_own(run, tmp_path):
     argv = ("--own", "--prompt-tokens", "8", "--max-new-tokens", "10", "--k-max", "2", "--json")
     data = run("replay", *SMALL, "--out", tmp_path / "own", *argv).data

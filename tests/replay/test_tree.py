@@ -47,18 +47,18 @@ def prompts(count: int, seed: int = 3) -> Corpus:
 
 @pytest.fixture(scope="module")
 def own(model) -> Corpus:
-    return own_tapes(model, prompts(6), max_new_tokens=30, ignore_eos=True)
+    return own_tapes(model, prompts(5), max_new_tokens=24, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def foreign(model, sampled) -> Corpus:
-    texts = [sampled(model, 34, temperature=0.5, seed=i) for i in range(6)]
+    texts = [sampled(model, 34, temperature=0.5, seed=i) for i in range(5)]
     return Corpus([Tape(f"f{i}", t, prompt_len=2 * i, source=f"s{i % 2}") for i, t in enumerate(texts)], name="c")
 
 
 @pytest.fixture(scope="module")
 def tables(model, own, foreign, tmp_path_factory) -> dict[str, DraftTable]:
-    sampled_own = own_tapes(model, prompts(6), max_new_tokens=30, ignore_eos=True, **DRAWN)
+    sampled_own = own_tapes(model, prompts(5), max_new_tokens=24, ignore_eos=True, **DRAWN)
     made = {"own": (own, {}), "forced": (foreign, {}), "drawn": (sampled_own, DRAWN), "drawn forced": (foreign, DRAWN)}
     return {
         name: replay(model, tapes, out=tmp_path_factory.mktemp("tree") / "x", k_max=K, shadow=WIDTH, **options)
@@ -230,10 +230,13 @@ def live(model: HybridModel, tape: Tape, shape: TreeShape, *, forced: bool, shap
     return rounds
 
 
-@pytest.mark.parametrize("name", ["own", "forced", "drawn", "drawn forced"])
+FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("own", "drawn forced")]
+
+
+@pytest.mark.parametrize("name", ["forced", "drawn", *FULL])
 def test_a_walk_is_a_live_loop_over_trees(model, own, foreign, tables, name):
     table = tables[name]
-    tapes = {"own": own, "drawn": own_tapes(model, prompts(6), max_new_tokens=30, ignore_eos=True, **DRAWN)}
+    tapes = {"own": own, "drawn": own_tapes(model, prompts(5), max_new_tokens=24, ignore_eos=True, **DRAWN)}
     shaping = {} if table.plain else DRAWN
     hedges = 0
     for one_of, text in ((1, "2,2,2"), (2, "1,3,1,1,2")):
