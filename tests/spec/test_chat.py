@@ -22,6 +22,7 @@ FIRST, SECOND, THIRD = "Write a function that adds two numbers.", "And one that 
 def fresh(chat: Chat, **options: Any) -> tuple[int, ...]:
     """The last reply by a run of its own."""
     ids, _ = chat._rendered(chat.messages[:-1])
+    assert chat.replies[-1].prompt == tuple(ids)
     return wb.generate(chat.model, ids, **options).tokens
 
 

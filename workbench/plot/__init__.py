@@ -5,6 +5,7 @@ from workbench.plot.likelihood import nll, nll_by_position
 from workbench.plot.measures import differences, grid, rate_by
 from workbench.plot.phases import phase_anatomy
 from workbench.plot.sampling import by_setting, laws
+from workbench.plot.stacks import stacked
 
 __all__ = [
     "acceptance_by_position",
@@ -18,4 +19,5 @@ __all__ = [
     "nll_by_position",
     "phase_anatomy",
     "rate_by",
+    "stacked",
 ]

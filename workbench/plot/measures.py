@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.axes import Axes
 
+UNITS = {"tau": "tokens", "nll": "nats"}  # of measures that are no shares
+
 
 def differences(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Differences of runs from one baseline, in percentage points or tokens, with paired intervals.
+    """Differences of runs from one baseline, in percentage points, tokens or nats, with paired intervals.
 
     Args:
         frame: What ``core.measures.differences`` returned: name, measure, value, baseline, difference, low, high,
@@ -41,8 +43,9 @@ def differences(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
     measure = frame["measure"][0]
     if frame["measure"].n_unique() > 1:
         raise UserError(f"the frame mixes measures {frame['measure'].unique().to_list()}: filter it to one")
-    share = measure != "tau"
-    scale, unit = (100, "points") if share else (1, "tokens")
+    unit = UNITS.get(measure, "points")
+    share = unit == "points"
+    scale = 100 if share else 1
     ax.axvline(0, color=style.INK, linewidth=0.9)
     for y, row in enumerate(frame.iter_rows(named=True)):
         if row["difference"] is None:
@@ -50,14 +53,14 @@ def differences(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
         if row["low"] is not None:
             ax.hlines(y, scale * row["low"], scale * row["high"], color=style.colour(y), linewidth=2.2, alpha=0.7)
         ax.plot(scale * row["difference"], y, color=style.colour(y), marker=style.marker(y), markersize=7)
-        note = f"{scale * row['difference']:+.{1 if share else 3}f} {unit} → {_shown(row['value'], share)}"
+        note = f"{scale * row['difference']:+.{1 if share else 3}f} {unit} → {_shown(row['value'], unit)}"
         ax.text(1.02, y, note, transform=ax.get_yaxis_transform(), va="center", fontsize=style.SMALL, color=style.INK)
     ax.set_yticks(range(len(frame)), frame["name"].to_list())
     ax.set_ylim(len(frame) - 0.4, -0.6)
     ax.margins(x=0.12)
     base = frame["baseline"][0]
     name = MEASURES.get(measure, measure).partition(" (")[0]
-    style.titles(ax, f"{name.capitalize()}: difference from {_shown(base, share)}", x=f"difference ({unit})")
+    style.titles(ax, f"{name[:1].upper()}{name[1:]}: difference from {_shown(base, unit)}", x=f"difference ({unit})")
     documents = style.counted(max(frame["documents"].to_list()), "document")
     style.caption(ax, f"{documents}; pooled; bars: 95 % bootstrap, paired by document")
     return ax
@@ -150,6 +153,8 @@ def grid(
     return ax
 
 
-def _shown(value: float, share: bool) -> str:
+def _shown(value: float, unit: str) -> str:
     """A value in the unit of its measure."""
-    return f"{100 * value:.1f} %" if share else f"{value:.2f} tokens"
+    if unit == "points":
+        return f"{100 * value:.1f} %"
+    return f"{value:.2f} tokens" if unit == "tokens" else f"{value:.3f} {unit}"

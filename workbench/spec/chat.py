@@ -40,6 +40,7 @@ class Reply:
         text: What it said.
         tokens: Its ids, a stop token included.
         finish: Why it ended, as of a generation.
+        prompt: Ids of the rendered conversation that it answers.
         how: "extended", "rewound", "restored" or "fresh".
         saved: Tokens of the rendered conversation whose rows were there already.
         recomputed: Tokens fed for it, the session's pending one included.
@@ -49,6 +50,7 @@ class Reply:
     text: str
     tokens: tuple[int, ...]
     finish: str
+    prompt: tuple[int, ...]
     how: str
     saved: int
     recomputed: int
@@ -158,6 +160,7 @@ class Chat:
             begun.sink.text,
             begun.sink.tokens,
             finish,
+            tuple(ids),
             begun.how,
             begun.saved,
             len(ids) - begun.saved,
