@@ -334,7 +334,7 @@ class SessionMachine(RuleBasedStateMachine):
         if swap:
             self.session, self.places = twin, []
         assert not compare_sessions(self.session, other)
-        other.generate([7], max_new_tokens=n) if self.room() > 1 else other.rewind()
+        other.generate([7], max_new_tokens=n) if self.room() > 1 else other.demote()
         self.absorb(0)
 
     @rule(n=st.integers(1, 6), after=st.integers(0, 4))
