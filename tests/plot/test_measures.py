@@ -37,7 +37,7 @@ def test_differences_show_sign_unit_and_where_zero_is():
     likelihoods = differences(nats, {"packed": nats.with_columns(pl.col("nll") + 0.1)}, "nll")
     ax = plot.differences(likelihoods)
     assert (
-        "+0.100 nats → 2.350 nats" in texts(ax)
+        "+0.1000 nats → 2.350 nats" in texts(ax)
         and ax.get_title(loc="left") == "NLL per token: difference from 2.250 nats"
     )
     assert ax.get_xlabel() == "difference (nats)"

@@ -45,7 +45,7 @@ def differences(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
         raise UserError(f"the frame mixes measures {frame['measure'].unique().to_list()}: filter it to one")
     unit = UNITS.get(measure, "points")
     share = unit == "points"
-    scale = 100 if share else 1
+    scale, digits = (100, 1) if share else (1, 4 if measure == "nll" else 3)
     ax.axvline(0, color=style.INK, linewidth=0.9)
     for y, row in enumerate(frame.iter_rows(named=True)):
         if row["difference"] is None:
@@ -53,7 +53,7 @@ def differences(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
         if row["low"] is not None:
             ax.hlines(y, scale * row["low"], scale * row["high"], color=style.colour(y), linewidth=2.2, alpha=0.7)
         ax.plot(scale * row["difference"], y, color=style.colour(y), marker=style.marker(y), markersize=7)
-        note = f"{scale * row['difference']:+.{1 if share else 3}f} {unit} → {_shown(row['value'], unit)}"
+        note = f"{scale * row['difference']:+.{digits}f} {unit} → {_shown(row['value'], unit)}"
         ax.text(1.02, y, note, transform=ax.get_yaxis_transform(), va="center", fontsize=style.SMALL, color=style.INK)
     ax.set_yticks(range(len(frame)), frame["name"].to_list())
     ax.set_ylim(len(frame) - 0.4, -0.6)

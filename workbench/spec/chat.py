@@ -9,7 +9,7 @@ every case.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.core.errors import UserError, check_int
@@ -50,7 +50,7 @@ class Reply:
     text: str
     tokens: tuple[int, ...]
     finish: str
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...] = field(repr=False)
     how: str
     saved: int
     recomputed: int
