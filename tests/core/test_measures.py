@@ -74,5 +74,5 @@ def test_likelihoods_are_weighted_by_tokens_and_paired_by_document():
     row = differences(dense, {"worse": worse}, "nll").row(0, named=True)
     assert row["difference"] == pytest.approx((3 + 2) / 100) and -1e-9 <= row["low"] < row["high"] < 0.2 + 1e-9
     assert row["documents"] == 3
-    with pytest.raises(UserError, match="nll is missing"):
+    with pytest.raises(UserError, match="nll, n_tokens is missing"):
         interval(A, "nll")
