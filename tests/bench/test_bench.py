@@ -8,9 +8,8 @@ from time import sleep
 
 import pytest
 
-from workbench.bench import run
+from workbench.bench import NAMES, run
 from workbench.bench.arms import interleave, ratio_row, speed_row
-from workbench.bench.run import NAMES
 from workbench.core.errors import UserError
 
 ROWS = sorted((Path(__file__).resolve().parents[2] / "data" / "bench").glob("*.jsonl"))

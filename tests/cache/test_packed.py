@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -112,6 +115,17 @@ def test_attention_reads_what_was_kept_and_stays_within_the_formats_bound(pair):
         bound = (blur[..., None] * reach[None] + forms[1].bound(v[0]).amax(0)[:, None]).reshape(90, -1) + 1e-5
         assert bool(((a - c).abs() <= bound).all())
         assert float((a - c).abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize("name, part", [("q8_0", "v"), ("q5_1", "v"), ("fp8", "v"), ("q8_0", "k")])
+def test_a_format_that_unpacks_to_wrong_values_would_be_caught(monkeypatch, name, part):
+    kind = type(FORMATS[name])
+    decode, factor = kind.decode, 1.25 if part == "v" else 8.0  # keys only move a row's weights
+    monkeypatch.setattr(kind, "decode", lambda self, packed, dtype: factor * decode(self, packed, dtype))
+    with pytest.raises(AssertionError):
+        test_attention_reads_what_was_kept_and_stays_within_the_formats_bound(
+            ("dense", name) if part == "v" else (name, "dense")
+        )
 
 
 @pytest.mark.parametrize("pair", PAIRS[:2], ids=IDS[:2])
@@ -285,6 +299,36 @@ def test_the_published_shape():
     assert shape.nbytes([131_072], drafter=True) == 1856 * 131_072
     dense = CacheShape(published(), torch.bfloat16, batch=1, capacity=131_072)
     assert dense.row_bytes == 4096
+
+
+@pytest.mark.parametrize("name", ["27B", "9B"])
+@pytest.mark.parametrize("pair", [*PAIRS, ("dense", "dense")], ids=[*IDS, "dense/dense"])
+def test_published_shapes_are_foreseen_in_every_format(name, pair):
+    """Planes on the meta device, grown as forwards of these many tokens grow them."""
+    nine = dict(hidden_size=4096, intermediate_size=12288, num_attention_heads=16, linear_num_value_heads=32)
+    config = (
+        published() if name == "27B" else replace(published(), layer_types=(LINEAR, LINEAR, LINEAR, FULL) * 8, **nine)
+    )
+    per_value = {"dense": 64, "q8_0": 34, "q5_1": 24, "fp8": 32.5}  # bytes of 32 bfloat16 values; fp8 adds 4 to 256
+    given = dict(batch=1, capacity=40_000, k_format=pair[0], v_format=pair[1])
+    for window in ({}, dict(window=4096, widest=512)):
+        shape = CacheShape(config, torch.bfloat16, **given, **window)
+        assert shape.row_bytes == 4 * 256 // 32 * sum(per_value[f] for f in pair)
+        planes, fed = shape.planes(torch.device("meta")), [512] * 40 + [1] * 9
+        for plane in planes:
+            for end in itertools.accumulate(fed):
+                if isinstance(plane, AttentionPlane):
+                    plane.reserve(end)
+        assert shape.nbytes(fed) == sum(plane.nbytes for plane in planes)
+        attention = next(plane for plane in planes if isinstance(plane, AttentionPlane))
+        rows = 4096 - 1 + 512 if window else shape.rows(fed)
+        assert attention.nbytes == shape.nbytes(fed, drafter=True) == rows * shape.row_bytes
+
+
+def test_a_count_that_forgets_the_scales_would_be_caught(monkeypatch):
+    monkeypatch.setattr(type(FORMATS["q8_0"]), "row_bytes", lambda self, dim, dtype: dim)
+    with pytest.raises(AssertionError):
+        test_the_published_shape()
 
 
 # ----------------------------------------------------------------------------------------------------- refusals

@@ -75,6 +75,8 @@ def test_scoring_alone_needs_no_head(run, tmp_path, tiny_checkpoint, ids):
     data = run(*argv, "--out", tmp_path / "scores", "--json").data
     assert "acceptance" not in data and data["nll"][0]["n_tokens"] == 38 + 8
     assert data["nll"][0]["documents"] == 2 and data["nll"][0]["bits_per_byte"] is None
+    packed = run(*argv, "--k-format", "fp8", "--window", "5", "--out", tmp_path / "packed", "--json").data
+    assert packed["nll"][0]["nll"] != data["nll"][0]["nll"]
 
 
 def test_two_tokens_are_scored_and_not_walked(run, tmp_path, tiny_checkpoint, ids):
@@ -117,6 +119,7 @@ REPLAY = [
     (("--chunk", "1"), "--chunk 1 is not valid"),
     (("--max-new-tokens", "3"), "--max-new-tokens needs --own"),
     (("--hidden",), "--hidden needs --score-only"),
+    (("--k-format", "q8_0"), "--k-format needs --score-only"),
     (("--score-only", "--stride", "2"), "--stride and --score-only exclude each other"),
     (("--own", "--prompt-tokens", "0", *SMALL), "--prompt-tokens 0 is not valid"),
     (("--temperature", "0.5", "--logit-bias", "5", *SMALL), "--logit-bias '5' is not valid: write token ids"),

@@ -65,3 +65,14 @@ def test_bad_requests_are_sentences():
         rate_by(A, "accepted", "drafted", bins=[2, 1])
     with pytest.raises(UserError, match="no row"):
         rate_by(A.head(0), "accepted", "drafted")
+
+
+def test_likelihoods_are_weighted_by_tokens_and_paired_by_document():
+    dense = pl.DataFrame({"doc_id": ["a", "b", "c"], "nll": [2.0, 3.0, 1.0], "n_tokens": [30, 10, 60]})
+    assert interval(dense, "nll").value == pytest.approx((60 + 30 + 60) / 100)
+    worse = dense.with_columns(nll=pl.col("nll") + pl.Series([0.1, 0.2, 0.0])).reverse()
+    row = differences(dense, {"worse": worse}, "nll").row(0, named=True)
+    assert row["difference"] == pytest.approx((3 + 2) / 100) and -1e-9 <= row["low"] < row["high"] < 0.2 + 1e-9
+    assert row["documents"] == 3
+    with pytest.raises(UserError, match="nll, n_tokens is missing"):
+        interval(A, "nll")

@@ -20,6 +20,7 @@ NAMES = (
     "03_replay_against_live",
     "04_where_acceptance_is_lost",
     "05_sampled_acceptance",
+    "06_conversations",
     "12_explore",
 )
 

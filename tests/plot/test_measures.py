@@ -33,6 +33,14 @@ def test_differences_show_sign_unit_and_where_zero_is():
     assert tuple(ax.lines[0].get_xdata()) == (0, 0)
     taus = plot.differences(differences(ROUNDS, {"worse": WORSE}, "tau"))
     assert "-1.000 tokens → 0.50 tokens" in texts(taus)
+    nats = pl.DataFrame({"doc_id": ["a", "b"], "nll": [2.0, 3.0], "n_tokens": [30, 10]})
+    likelihoods = differences(nats, {"packed": nats.with_columns(pl.col("nll") + 0.1)}, "nll")
+    ax = plot.differences(likelihoods)
+    assert (
+        "+0.1000 nats → 2.350 nats" in texts(ax)
+        and ax.get_title(loc="left") == "NLL per token: difference from 2.250 nats"
+    )
+    assert ax.get_xlabel() == "difference (nats)"
     mixed = pl.concat([differences(ROUNDS, {"worse": WORSE}, measure) for measure in ("tau", "slot1")])
     with pytest.raises(UserError, match="mixes measures"):
         plot.differences(mixed)

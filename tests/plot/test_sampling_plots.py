@@ -38,6 +38,9 @@ def test_a_measure_along_a_setting():
         schema=["temperature", "name", "value", "low", "high"],
         orient="row",
     )
+    assert (
+        plot.by_setting(frame, "temperature", label="accepted in MiB").get_title(loc="left")[:15] == "Accepted in MiB"
+    )
     ax = plot.by_setting(frame, "temperature", label="accepted")
     lines = {line.get_label(): line for line in ax.get_lines()}
     assert lines["ratio"].get_ydata().tolist() == [0.8, 0.6] and lines["coupled"].get_xdata().tolist() == [1.0]

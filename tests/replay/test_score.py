@@ -15,6 +15,7 @@ from workbench.core.errors import NonFiniteError, UserError
 from workbench.core.manifest import Manifest
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets.shards import load_shards
+from workbench.model.config import FULL, LINEAR
 from workbench.replay import replay, score
 
 
@@ -101,7 +102,8 @@ def test_hidden_rows_are_trunk_rows_rounded_to_nearest_even(tiny, tmp_path, chun
         assert np.array_equal(rows["target_id"][mine], run.logits_BTV[0].argmax(-1).numpy()), "the greedy track"
         best = run.logits_BTV[0].sort(-1, descending=True).values
         assert np.array_equal(rows["target_margin"][mine], (best[:, 0] - best[:, 1]).numpy())
-    assert Manifest.read(tmp_path / "s").parameters == {"chunk": chunk, "hidden": True, "shard_rows": 16_384}
+    dense = {"k_format": "dense", "v_format": "dense", "window": None}
+    assert Manifest.read(tmp_path / "s").parameters == {"chunk": chunk, "hidden": True, "shard_rows": 16_384, **dense}
 
 
 def test_halves_are_rounded_to_even_and_truncation_would_show(tiny, tmp_path, monkeypatch):
@@ -177,3 +179,35 @@ def test_a_row_that_is_not_finite_is_named(tiny, monkeypatch, tmp_path):
         with pytest.raises(NonFiniteError, match="position 3 hold infinity"):
             score(model, Tape("d", [1, 2, 3, 82, 4, 5]), out=out, chunk=2)
     assert not list(tmp_path.iterdir())
+
+
+KEPT = [dict(k_format="q8_0", v_format="q5_1"), dict(k_format="fp8"), dict(window=8), dict(window=9, v_format="q8_0")]
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=str)
+def test_scores_under_a_cache_format_are_those_of_decoding_with_it(tiny, tmp_path, kept):
+    model, tapes = tiny(layer_types=(LINEAR, FULL, LINEAR, FULL), head_dim=32), documents()
+    totals = score(model, tapes, chunk=13, **kept)
+    score(model, tapes, out=tmp_path / "s", chunk=64, **kept)
+    rows = load_shards(tmp_path / "s", kind="scores").to_polars()
+    for tape, total in zip(tapes, totals.iter_rows(named=True), strict=True):
+        mine = rows.filter(pl.col("doc_id") == tape.doc_id)
+        ids = tape.tokens.tolist()
+        made = wb.generate(
+            model, ids[:1], force=ids[1:], k=0, logprobs=True, ignore_eos=True, max_new_tokens=len(ids) - 1, **kept
+        )
+        np.testing.assert_allclose(mine["nll"], [-x for x in made.logprobs], atol=2e-6)
+        assert total["nll"] == pytest.approx(mine["nll"].mean(), abs=1e-6)
+    assert totals["nll"][0] != score(model, tapes)["nll"][0]  # and the format shows
+    assert Manifest.read(tmp_path / "s").parameters["window"] == kept.get("window")
+    with pytest.raises(UserError):
+        score(model, tapes, out=tmp_path / "s", chunk=64)  # a directory of other rows
+
+
+def test_formats_that_do_not_fit_are_refused_before_anything_is_written(tiny, tmp_path):
+    for kept, sentence in ((dict(k_format="q8_0"), "heads 24 wide"), (dict(v_format="int4"), "v_format='int4'")):
+        with pytest.raises(UserError, match=sentence):
+            score(tiny(ratio=2), documents(), out=tmp_path / "s", **kept)
+    with pytest.raises(UserError, match="window=0"):
+        score(tiny(), documents(), window=0)
+    assert not (tmp_path / "s").exists()

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import workbench as wb
+from workbench.cache.hybrid import same_bits
 from workbench.cache.kv import KVPlane
 from workbench.core.errors import CapabilityError, UserError
 from workbench.spec.compare import compare_sessions
 from workbench.spec.options import GenerateOptions
+from workbench.spec.prefix import capture
 from workbench.spec.proposers import GivenProposer, MTPProposer
 from workbench.spec.proposers.base import Proposer
 from workbench.spec.session import Session
@@ -383,3 +385,82 @@ def test_a_burst_of_text_with_stop_strings_for_itself(demo):
     assert session.generate(" return", max_new_tokens=2).prompt[len(whole.prompt) + 30 :] == tuple(
         demo.tokenizer.encode(" return")
     )
+
+
+# --- places ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLED, dict(k=0)], ids=["greedy", "sampled", "plain"])
+def test_a_session_returns_to_any_place_of_its_text(lively, parts, options):
+    session = lively.begin(chunk=3, logprobs=True, **options)
+    with pytest.raises(UserError, match="feed a prompt before a checkpoint"):
+        session.checkpoint()
+    session.feed(lively.ids, stable=2)
+    places = [(session.turn, lively.ids[:2])]
+    for suffix in (None, [9, 8], None, [7]):
+        places.append((session.checkpoint(), session.tokens))
+        session.generate(suffix, max_new_tokens=5)
+    frozen = parts.frozen.of(session.state)
+    last = session.checkpoint()
+    session.generate(max_new_tokens=3)
+    session.rewind(to=last)
+    assert frozen.difference(parts.frozen.of(session.state)) is None
+    for place, text in reversed(places):
+        session.rewind(to=place)
+        assert session.tokens == text and session.turn is place
+        lively.same(session)
+        session.generate(max_new_tokens=4)
+        session.rewind()
+        assert session.tokens == text
+    with pytest.raises(UserError, match=r"the saved state of .* rows is gone, since the cache was cut back below it"):
+        session.rewind(to=places[-1][0])
+    assert session.tokens == places[0][1]
+    with pytest.raises(UserError, match="saved from another cache"):
+        session.rewind(to=lively.session().checkpoint())
+
+
+def test_a_capture_after_a_rewind_is_that_of_a_fresh_session(lively):
+    session = lively.begin(chunk=2)
+    for stable in (1, 2, 4, None):
+        session.feed([9, 3, 5, 1], stable=stable)
+        session.generate(max_new_tokens=7)
+        session.rewind()
+        if len(session.tokens) == 1:
+            with pytest.raises(UserError, match="holds no row to capture at"):
+                capture(session)
+            continue
+        entry, direct = capture(session), capture(lively.fresh(session))
+        assert entry.tokens == direct.tokens == tuple(session.tokens[:-1]) and entry.drafter == direct.drafter
+        assert all(same_bits(x, direct.tensors[name]) for name, x in entry.tensors.items())
+        assert session.turn.boundary.logits_V.untyped_storage().nbytes() == 4 * lively.model.config.vocab_size
+
+
+def test_a_place_of_a_demoted_session(lively):
+    session = lively.session()
+    session.generate(max_new_tokens=5)
+    early = session.checkpoint()
+    session.demote()
+    session.generate([3], max_new_tokens=4)
+    place, text = session.checkpoint(), session.tokens
+    session.generate(max_new_tokens=4)
+    session.promote()
+    with pytest.raises(UserError, match="taken while the session was demoted"):
+        session.rewind(to=place)
+    session.demote()
+    session.rewind(to=place)
+    assert session.tokens == text
+    session.promote()
+    lively.same(session)
+    session.rewind(to=early)
+    lively.same(session)
+    session.generate(max_new_tokens=6)
+    lively.same(session)
+
+
+def test_a_checkpoint_holds_states_and_one_row_but_no_rows_of_the_cache(lively):
+    session = lively.session()
+    session.generate(max_new_tokens=5)
+    config, recurrent = lively.model.config, session.state.cache.recurrent
+    row = 4 * (2 * config.hidden_size + config.vocab_size)
+    assert session.checkpoint().nbytes == row + sum(plane.nbytes for plane in recurrent)
+    assert recurrent and session.checkpoint().nbytes == session.turn.nbytes

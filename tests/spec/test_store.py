@@ -9,13 +9,16 @@ import sys
 import warnings
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from workbench.cache.hybrid import same_bits
 from workbench.core.errors import CheckpointError, UserError
-from workbench.spec.prefix import PrefixEntry, Terms
+from workbench.spec.options import GenerateOptions
+from workbench.spec.prefix import PrefixEntry, Terms, capture
+from workbench.spec.session import Session
 from workbench.spec.store import PrefixStore, entry_bytes, load_entry
 
 TERMS = Terms("a" * 16, True, "float32", "K/V 1x4 float32", "a loom", "")
@@ -73,6 +76,35 @@ def test_a_thousand_random_entries_stay_within_the_budget() -> None:
     assert found_stats.entries == len(store) == len(truth) and found_stats.hits + found_stats.misses == 1000
 
 
+@pytest.mark.parametrize("fault", ["nothing is dropped", "the most recent goes", "any model will do"])
+def test_negative_control_a_faulty_store_is_seen(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    if fault == "nothing is dropped":
+        real = PrefixStore._hold
+
+        def hold(self: PrefixStore, made: PrefixEntry) -> None:
+            self.byte_budget, kept = 1 << 40, self.byte_budget
+            real(self, made)
+            self.byte_budget = kept
+
+        monkeypatch.setattr(PrefixStore, "_hold", hold)
+    elif fault == "the most recent goes":
+
+        class Last(OrderedDict):  # type: ignore[type-arg]
+            def popitem(self, last: bool = True) -> Any:
+                return super().popitem(last=True)
+
+        monkeypatch.setattr("workbench.spec.store.OrderedDict", Last)
+    else:
+        real_find = PrefixStore.find
+
+        def find(self: PrefixStore, tokens: Any, fingerprint: str) -> PrefixEntry | None:
+            return real_find(self, tokens, "a" * 16)
+
+        monkeypatch.setattr(PrefixStore, "find", find)
+    with pytest.raises(AssertionError):
+        test_a_thousand_random_entries_stay_within_the_budget()
+
+
 def test_an_entry_survives_the_disk_in_every_bit(tmp_path: Path) -> None:
     made = entry((3, 1, 4, 1, 5))
     PrefixStore(1 << 20, tmp_path).put(made)
@@ -103,6 +135,37 @@ def test_every_flipped_byte_is_refused(tmp_path: Path) -> None:
         load_entry(file)
     file.write_bytes(data)
     load_entry(file)
+
+
+@pytest.mark.parametrize("formats", [{}, {"k_format": "q8_0", "v_format": "q5_1", "window": 8}], ids=["dense", "ring"])
+def test_a_byte_flipped_anywhere_in_a_session_s_entry_is_refused(tiny: Any, tmp_path: Path, formats: Any) -> None:
+    model = tiny(ratio=2, head_dim=32, seed=2).to(torch.bfloat16)
+    session = Session(model, options=GenerateOptions(ignore_eos=True, **formats))
+    session.feed(list(range(40)))
+    rng, file, data = random.Random(1), tmp_path / "one.safetensors", entry_bytes(capture(session))
+    file.write_bytes(data)
+    assert equal(load_entry(file), capture(session))
+    end = 8 + struct.unpack("<Q", data[:8])[0]
+    places = [*range(8), *rng.sample(range(8, end), 60), *rng.sample(range(end, len(data)), 100), end, len(data) - 1]
+    for at in places:
+        file.write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
+        with pytest.raises(CheckpointError, match="remove it"):
+            load_entry(file)
+
+
+def test_negative_control_without_the_hash_flipped_bytes_would_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Constant:
+        def __init__(self, data: bytes) -> None:
+            pass
+
+        def hexdigest(self) -> str:
+            return "f" * 64
+
+    monkeypatch.setattr("workbench.spec.store.hashlib.sha256", Constant)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_every_flipped_byte_is_refused(tmp_path)
 
 
 def test_a_spoilt_file_is_passed_over_with_a_warning_for_the_next_shorter(tmp_path: Path) -> None:
@@ -183,6 +246,15 @@ while best < count:
     assert time.monotonic() < ended
     if role == "writer":
         best += 1
+        if sys.argv[5] == "torn":  # the wrong way: into the file that readers look for, piece by piece
+            made = kit.entry((1,) * best, seed=best)
+            data = kit.entry_bytes(made)
+            with open(folder / "store" / sys.modules["workbench.spec.store"]._name(made), "wb") as file:
+                for piece in (data[: len(data) // 2], data[len(data) // 2 :]):
+                    file.write(piece)
+                    file.flush()
+                    time.sleep(0.02)
+            continue
         store.put(kit.entry((1,) * best, seed=best))
         continue
     looks += 1
@@ -197,23 +269,35 @@ print(role, looks)
 """
 
 
-def test_readers_and_a_writer_in_processes_of_their_own_lose_nothing(tmp_path: Path) -> None:
-    count = 40
+def run_together(folder: Path, count: int, how: str = "whole") -> list[tuple[int, str]]:
+    """A writer and two readers at once; exit status and what each wrote to stderr."""
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", CHILD, __file__, role, str(tmp_path), str(count)],
+            [sys.executable, "-c", CHILD, __file__, role, str(folder), str(count), how],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         for role in ("writer", "reader1", "reader2")
     ]
-    for child in children:
-        out, err = child.communicate(timeout=120)
-        assert child.returncode == 0, err
+    errors = [child.communicate(timeout=120)[1] for child in children]
+    return [(child.returncode, error) for child, error in zip(children, errors, strict=True)]
+
+
+def test_readers_and_a_writer_in_processes_of_their_own_lose_nothing(tmp_path: Path) -> None:
+    count = 40
+    for status, error in run_together(tmp_path, count):
+        assert status == 0, error
     store = PrefixStore(1 << 20, tmp_path / "store")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = list(store.candidates((1,) * count, "a" * 16))
     assert [len(e) for e in found] == list(range(count, 0, -1))
     assert all(equal(e, entry((1,) * len(e), seed=len(e))) for e in found)
+
+
+@pytest.mark.full
+def test_negative_control_readers_see_a_file_that_is_written_in_place(tmp_path: Path) -> None:
+    writer, *readers = run_together(tmp_path, 12, "torn")
+    assert writer[0] == 0
+    assert any(status != 0 and "prefix entry passed over" in error for status, error in readers)

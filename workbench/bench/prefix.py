@@ -33,9 +33,9 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
 
     Yields:
         Milliseconds from a prompt to its pending token: primed, restored from memory, from disk, and restored but for
-        a short suffix, with ratios to priming (how many times faster), and the entry's bytes; then milliseconds of a
-        commit per kept rows of a verify by each strategy, with ratios to restoring a snapshot and running the kept
-        rows again.
+        a short suffix, with ratios to priming (how many times faster), and the entry's bytes; then, per kept rows of a
+        verify and by each strategy, milliseconds of the commit, and of verify and commit together (what the commit
+        needs is recorded in the verify), with ratios to restoring a snapshot and running the kept rows again.
     """
     length, repeats = (200, 2) if quick else (TOKENS, 15)
     for exact in (True, False):
@@ -93,7 +93,7 @@ def _time_row(name: str, values: list[float], **facts: Any) -> dict[str, Any]:
 
 @torch.inference_mode()
 def _commits(model: HybridModel, length: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """A verify of 1 + K rows committed at every length, by each strategy in turn; only the commit is timed."""
+    """A verify of 1 + K rows committed at every length, by each strategy in turn."""
     prompt = torch.tensor([_prompts(model, length)[0]])
     rows = torch.tensor([_prompts(model, length)[0][: 1 + K]])
     facts = {"mode": _mode(model), "context": length, "rows": 1 + K}
@@ -101,24 +101,30 @@ def _commits(model: HybridModel, length: int, repeats: int) -> Iterator[dict[str
     for name in STRATEGIES:
         caches[name] = model.new_cache(strategy=name)
         model.forward(prompt, caches[name], logits="none")
-    seconds: dict[tuple[str, int], list[float]] = {(name, n): [] for n in range(1, 1 + K) for name in STRATEGIES}
-    with progress((repeats + 1) * len(seconds), desc=f"commits, {facts['mode']}", unit="run") as bar:
+    runs = [(name, keep) for keep in range(1, 2 + K) for name in STRATEGIES]
+    seconds: dict[tuple[str, int], list[tuple[float, float]]] = {run: [] for run in runs}
+    with progress((repeats + 1) * len(runs), desc=f"commits, {facts['mode']}", unit="run") as bar:
         for again in range(repeats + 1):
-            for (name, keep), values in seconds.items():
+            for name, keep in runs:
                 took = _commit(model, caches[name].fork(), rows, keep)
-                values += [took] if again else []  # the first turn is not timed
+                seconds[name, keep] += [took] if again else []  # the first turn is not timed
                 bar.update()
-    for keep in range(1, 1 + K):
-        for name in STRATEGIES:
-            yield _time_row(f"commit {keep} of {1 + K} rows, {name}", seconds[name, keep], kept=keep, **facts)
-        for name in STRATEGIES[:2]:
-            slow, fast = seconds["snapshot", keep], seconds[name, keep]
-            yield ratio_row(f"{name} / snapshot, {keep} of {1 + K} rows", slow, fast, kept=keep, **facts)
+    for keep in range(1, 2 + K):
+        told = {"kept": keep, "accepted": keep - 1, **facts}
+        for part, what in enumerate(("commit", "verify and commit")):
+            of = {name: [took[part] for took in seconds[name, keep]] for name in STRATEGIES}
+            for name in STRATEGIES:
+                yield _time_row(f"{what} {keep} of {1 + K} rows, {name}", of[name], **told)
+            for name in STRATEGIES[:2]:
+                yield ratio_row(f"{what}: {name} / snapshot, {keep} of {1 + K} rows", of["snapshot"], of[name], **told)
 
 
-def _commit(model: HybridModel, cache: HybridCache, rows_BT: torch.Tensor, keep: int) -> float:
+def _commit(model: HybridModel, cache: HybridCache, rows_BT: torch.Tensor, keep: int) -> tuple[float, float]:
+    """Seconds of the commit, and of verify and commit."""
+    began = perf_counter()
     ckpt = cache.checkpoint()
     model.forward(rows_BT, cache)
-    began = perf_counter()
+    verified = perf_counter()
     cache.commit(ckpt, keep=keep)
-    return perf_counter() - began
+    ended = perf_counter()
+    return ended - verified, ended - began

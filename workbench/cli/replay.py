@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 GO_ON = "finished shards are kept: run the same command again to go on from there"
 SCORES = ("chunk", "shard_rows")  # the options that scoring alone has too
+SCORED = ("hidden", "k_format", "v_format", "window")  # those that a draft table does not have
 SHAPING = (
     *("temperature", "top_k", "top_p", "min_p", "filter_order", "repetition_penalty", "frequency_penalty"),
     *("presence_penalty", "penalty_last_n", "logit_bias", "seed"),
@@ -28,6 +29,7 @@ SHAPING = (
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the verb's arguments."""
+    from workbench.cache.formats import FORMATS
     from workbench.model.hybrid import CARRIERS
     from workbench.replay import ReplayOptions, own_tapes, replay, score
     from workbench.sampling.options import ORDERS
@@ -45,11 +47,12 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     own_names = add_options(parser, own_tapes, title="own text, with --own", only=("prompt_tokens", "max_new_tokens"))
     scores = parser.add_argument_group("likelihoods alone")
     scores.add_argument("--score-only", action="store_true", help="score the text; no chains, so no MTP head is needed")
-    hidden = add_options(parser, score, title="hidden rows, with --score-only", only=("hidden",))
+    kept = {"k_format": tuple(FORMATS), "v_format": tuple(FORMATS)}
+    scored = add_options(parser, score, title="hidden rows and the cache, with --score-only", only=SCORED, choices=kept)
     add_corpus(parser)
     add_common(parser, out="directory for shards and manifest", required=True,
                seed="of the choice of documents under --limit and of every draw (default: 0)")  # fmt: skip
-    parser.set_defaults(names=names, resume_names=resume, own_names=own_names, hidden_names=hidden)
+    parser.set_defaults(names=names, resume_names=resume, own_names=own_names, scored_names=scored)
     return parser.read(argv)
 
 
@@ -61,9 +64,9 @@ def run(args: argparse.Namespace) -> Outcome:
     options, resume = given(args, args.names), given(args, args.resume_names)
     if args.seed is not None and not args.score_only:
         options["seed"] = args.seed
-    own, hidden = given(args, args.own_names), given(args, args.hidden_names)
+    own, scored = given(args, args.own_names), given(args, args.scored_names)
     ReplayOptions(**options)
-    _check_together(args, own, hidden, options)
+    _check_together(args, own, scored, options)
     model = load(args)
     tapes = read_corpus(args, model)
     began = perf_counter()
@@ -73,7 +76,7 @@ def run(args: argparse.Namespace) -> Outcome:
     data: dict[str, Any] = {"verb": "replay", "out": args.out, "corpus": tapes.name}
     data |= {"documents": len(tapes), "tokens": tapes.n_tokens, "exact": model.exact}
     if args.score_only:
-        frame = score(model, tapes, out=args.out, **hidden, **resume, **options)
+        frame = score(model, tapes, out=args.out, **scored, **resume, **options)
         lines = []
     else:
         table = replay(model, tapes, out=args.out, **resume, **options)
@@ -105,13 +108,16 @@ def likelihoods(frame: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def _check_together(
-    args: argparse.Namespace, own: dict[str, Any], hidden: dict[str, Any], options: dict[str, Any]
+    args: argparse.Namespace, own: dict[str, Any], scored: dict[str, Any], options: dict[str, Any]
 ) -> None:
     """Refuse options that another one makes meaningless."""
     if own and not args.own:
         name = next(iter(own)).replace("_", "-")
         raise UserError(f"--{name} needs --own: it says how the target's own text is made")
-    if hidden and not args.score_only:
+    if scored and "hidden" not in scored and not args.score_only:
+        name = next(iter(scored)).replace("_", "-")
+        raise UserError(f"--{name} needs --score-only: draft tables are made over dense rows, all of them kept")
+    if scored and not args.score_only:
         raise UserError(
             "--hidden needs --score-only: a draft table holds no hidden rows; `workbench extract` writes some"
         )

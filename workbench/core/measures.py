@@ -22,16 +22,17 @@ MEASURES = {
     "tau": "accepted per round (without bonus)",
     "efficiency": "accepted / drafted",
     "slot1": "joint acceptance of slot 1",
+    "nll": "NLL per token",
 }
 
 
 def parts(rounds: pl.DataFrame, measure: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What a measure is a ratio of, per round.
+    """What a measure is a ratio of, per round or document.
 
     Args:
-        rounds: A rounds frame.
-        measure: "tau" (accepted / rounds, without bonus), "efficiency" (accepted / drafted) or "slot1" (share of all
-            rounds that accepted their first draft).
+        rounds: A rounds frame; for "nll" a per-document frame with nll and n_tokens.
+        measure: "tau" (accepted / rounds, without bonus), "efficiency" (accepted / drafted), "slot1" (share of all
+            rounds that accepted their first draft) or "nll" (nats per scored token).
 
     Returns:
         Document ids, numerators and denominators, [N] each, as ``bootstrap_by`` takes them.
@@ -40,6 +41,10 @@ def parts(rounds: pl.DataFrame, measure: str) -> tuple[np.ndarray, np.ndarray, n
         UserError: Another measure, or a column is missing.
     """
     check_choice("measure", measure, MEASURES)
+    if measure == "nll":
+        require(rounds, ("doc_id", "nll", "n_tokens"), "a per-document NLL frame")
+        nll, tokens = (rounds[name].to_numpy().astype(np.float64) for name in ("nll", "n_tokens"))
+        return rounds["doc_id"].to_numpy(), nll * tokens, tokens
     require(rounds, ("doc_id", "drafted", "accepted"), "a rounds frame")
     drafted, accepted = (rounds[name].to_numpy().astype(np.float64) for name in ("drafted", "accepted"))
     one = np.ones(len(rounds))
@@ -51,8 +56,8 @@ def interval(rounds: pl.DataFrame, measure: str = "slot1", *, draws: int = DRAWS
     """A measure, pooled over rounds, with its 95 % interval by document.
 
     Args:
-        rounds: A rounds frame.
-        measure: "tau", "efficiency" or "slot1".
+        rounds: A frame as for ``parts``.
+        measure: "tau", "efficiency", "slot1" or "nll".
         draws: Resamples; default 2000.
         seed: Seed of the resampling.
 
@@ -76,9 +81,9 @@ def differences(
     """How much each run differs from a baseline over the same documents.
 
     Args:
-        baseline: Rounds of the baseline.
-        runs: Rounds of the other runs by name.
-        measure: "tau", "efficiency" or "slot1".
+        baseline: Frame of the baseline, as for ``parts``.
+        runs: Frames of the other runs by name.
+        measure: "tau", "efficiency", "slot1" or "nll".
         draws: Resamples; default 2000.
         seed: Seed of the resampling.
 

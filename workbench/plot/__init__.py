@@ -7,6 +7,7 @@ from workbench.plot.likelihood import nll, nll_by_position
 from workbench.plot.measures import differences, rate_by
 from workbench.plot.phases import phase_anatomy
 from workbench.plot.sampling import by_setting, laws
+from workbench.plot.stacks import stacked
 from workbench.plot.sweeps import pareto, predicted_vs_measured, speedup_by_k, survival
 from workbench.plot.trees import tree_gain, tree_shapes
 
@@ -30,4 +31,5 @@ __all__ = [
     "survival",
     "tree_gain",
     "tree_shapes",
+    "stacked",
 ]

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.axes import Axes
 
+UNITS = {"tau": "tokens", "nll": "nats"}  # of measures that are no shares
+
 
 def differences(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Differences of runs from one baseline, in percentage points or tokens, with paired intervals.
+    """Differences of runs from one baseline, in percentage points, tokens or nats, with paired intervals.
 
     Args:
         frame: What ``core.measures.differences`` returned: name, measure, value, baseline, difference, low, high,
@@ -39,8 +41,9 @@ def differences(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
     measure = frame["measure"][0]
     if frame["measure"].n_unique() > 1:
         raise UserError(f"the frame mixes measures {frame['measure'].unique().to_list()}: filter it to one")
-    share = measure != "tau"
-    scale, unit = (100, "points") if share else (1, "tokens")
+    unit = UNITS.get(measure, "points")
+    share = unit == "points"
+    scale, digits = (100, 1) if share else (1, 4 if measure == "nll" else 3)
     ax.axvline(0, color=style.tone(ax), linewidth=0.9)
     for y, row in enumerate(frame.iter_rows(named=True)):
         if row["difference"] is None:
@@ -48,7 +51,7 @@ def differences(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
         if row["low"] is not None:
             ax.hlines(y, scale * row["low"], scale * row["high"], color=style.colour(y), linewidth=2.2, alpha=0.7)
         ax.plot(scale * row["difference"], y, color=style.colour(y), marker=style.marker(y), markersize=7)
-        note = f"{scale * row['difference']:+.{1 if share else 3}f} {unit} → {_shown(row['value'], share)}"
+        note = f"{scale * row['difference']:+.{digits}f} {unit} → {_shown(row['value'], unit)}"
         ax.text(
             1.02, y, note, transform=ax.get_yaxis_transform(), va="center", fontsize=style.SMALL, color=style.tone(ax)
         )
@@ -57,7 +60,7 @@ def differences(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.margins(x=0.12)
     base = frame["baseline"][0]
     name = MEASURES.get(measure, measure).partition(" (")[0]
-    style.titles(ax, f"{name.capitalize()}: difference from {_shown(base, share)}", x=f"difference ({unit})")
+    style.titles(ax, f"{name[:1].upper()}{name[1:]}: difference from {_shown(base, unit)}", x=f"difference ({unit})")
     documents = frames.counted(max(frame["documents"].to_list()), "document")
     style.caption(ax, f"{documents}; pooled; bars: 95 % bootstrap, paired by document")
     return ax
@@ -98,6 +101,8 @@ def rate_by(frame: pl.DataFrame, *, ax: Axes | None = None, label: str = "", ind
     return ax
 
 
-def _shown(value: float, share: bool) -> str:
+def _shown(value: float, unit: str) -> str:
     """A value in the unit of its measure."""
-    return f"{100 * value:.1f} %" if share else f"{value:.2f} tokens"
+    if unit == "points":
+        return f"{100 * value:.1f} %"
+    return f"{value:.2f} tokens" if unit == "tokens" else f"{value:.3f} {unit}"

@@ -83,5 +83,5 @@ def by_setting(
             ax.fill_between(known[x], known["low"], known["high"], color=ink, alpha=0.15, linewidth=0)
     style.legend(ax)
     measure = label or value.replace("_", " ")
-    style.titles(ax, f"{measure.capitalize()} by {x.replace('_', ' ')}", x=x.replace("_", " "), y=measure)
+    style.titles(ax, f"{measure[:1].upper()}{measure[1:]} by {x.replace('_', ' ')}", x=x.replace("_", " "), y=measure)
     return ax

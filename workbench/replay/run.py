@@ -9,8 +9,9 @@ Legend: T rows of a chunk, P starts, H hidden, V vocabulary, K slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +65,13 @@ def head_slices(model: HybridModel, normed_TH: Tensor) -> Iterator[tuple[slice, 
 
 @torch.inference_mode()
 def chain_tape(
-    model: HybridModel, tape: Tape, options: ReplayOptions, *, sequence: int = 0, chains: bool = True
+    model: HybridModel,
+    tape: Tape,
+    options: ReplayOptions,
+    *,
+    sequence: int = 0,
+    chains: bool = True,
+    cache: Mapping[str, Any] | None = None,
 ) -> Iterator[Chunk]:
     """Run one tape in chunks.
 
@@ -74,6 +81,7 @@ def chain_tape(
         options: Slots, stride, chunk, carrier, shaping and seed.
         sequence: The tape's random stream under the seed; default 0.
         chains: Draft; False only scores.
+        cache: How the target keeps its rows, as arguments of ``new_cache``; None for dense and all of them.
 
     Yields:
         Chunks in order, covering positions 0..len-2. With ranks a chunk comes once the rows are known in which its last
@@ -87,7 +95,7 @@ def chain_tape(
     if n < 2:
         raise UserError(f"tape {tape.doc_id!r} has {n} token; at least 2 are needed to score one")
     draws = None if options.plain else TapeDraws(tape.tokens, options, sequence)
-    cache = model.new_cache(capacity=n)
+    state = model.new_cache(capacity=n, widest=options.chunk, **(cache or {}))
     draft_cache = model.new_draft_cache(capacity=n) if chains else None
     tokens_1T = torch.from_numpy(tape.tokens.astype(np.int64))[None].to(model.device)
     ranks = Ranks(n - 1, options.k_max) if chains and options.ranks else None
@@ -95,7 +103,7 @@ def chain_tape(
     last: Tensor | None = None
     for lo in range(0, n - 1, options.chunk):
         hi = min(lo + options.chunk, n - 1)
-        rows = model.forward(tokens_1T[:, lo:hi], cache, logits="none")
+        rows = model.forward(tokens_1T[:, lo:hi], state, logits="none")
         normed, trunk = rows.normed_BTH[0], rows.trunk_BTH[0]
         if draws is not None:
             draws.prepare(lo + 1, hi - lo + options.k_max, model.config.vocab_size, model.device)

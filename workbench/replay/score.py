@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,9 @@ def score(
     hidden: bool = False,
     chunk: int = ReplayOptions.chunk,
     shard_rows: int = 16_384,
+    k_format: str = "dense",
+    v_format: str = "dense",
+    window: int | None = None,
     exact: bool | None = None,
     resume: bool = True,
 ) -> pl.DataFrame:
@@ -47,6 +50,9 @@ def score(
         hidden: Store the trunk row of every scored position as bfloat16 bits, rounded to nearest even; needs out.
         chunk: Tokens per forward; default 512.
         shard_rows: Rows after which a shard ends, at the end of a document.
+        k_format: How keys are kept: "dense" (the model's type), "q8_0", "q5_1" or "fp8"; attention reads what was kept.
+        v_format: How values are kept, likewise.
+        window: Attention sees this many rows, the row's own included; None for all.
         exact: Numerical class; None for the model's own.
         resume: Go on with a directory that an equal run left.
 
@@ -55,7 +61,7 @@ def score(
         bits_per_byte.
 
     Raises:
-        UserError: A tape or the directory is not valid, or hidden was asked for without out.
+        UserError: A tape, a format or the directory is not valid, or hidden was asked for without out.
     """
     import polars as pl
 
@@ -63,19 +69,21 @@ def score(
     if hidden and out is None:
         raise UserError("hidden=True needs out: hidden rows are written to a directory, not kept in memory")
     corpus = scorable(model, tapes)
+    cache: dict[str, Any] = {"k_format": k_format, "v_format": v_format, "window": window}
+    model.cache_bytes(0, **cache)  # refuses formats that do not fit, before anything is written
     with numerical_class(model, exact):
         if out is None:
             rows = []
             with progress(corpus.n_tokens - len(corpus), desc="score", unit="tok") as bar:
                 for tape in corpus:
                     total = 0.0
-                    for part in chain_tape(model, tape, options, chains=False):
+                    for part in chain_tape(model, tape, options, chains=False, cache=cache):
                         total += float(part.nll.sum(dtype=np.float64))
                         bar.update(len(part.nll))
                     rows.append((tape.doc_id, tape.source, total / (len(tape) - 1), len(tape) - 1, tape.n_bytes))
             kinds = {"doc_id": pl.String, "source": pl.String, "nll": pl.Float64, "n_tokens": pl.Int64}
             return _derived(pl.DataFrame(rows, schema={**kinds, "n_bytes": pl.Int64}, orient="row"))
-        parameters = {"chunk": chunk, "hidden": hidden, "shard_rows": shard_rows}
+        parameters = {"chunk": chunk, "hidden": hidden, "shard_rows": shard_rows, **cache}
         manifest = new_manifest(KIND, model, corpus, parameters=parameters)
         schema = score_schema(model.config.hidden_size if hidden else 0)
         sizes = [len(tape) - 1 for tape in corpus]
@@ -83,7 +91,9 @@ def score(
             Path(out), manifest, plan=plan_shards(sizes, shard_rows), schema=schema, resume=resume
         ) as directory:
             directory.fill(
-                lambda span, bar: _batches(model, corpus.tapes[span], schema, options, bar), sizes=sizes, desc="score"
+                lambda span, bar: _batches(model, corpus.tapes[span], schema, options, cache, bar),
+                sizes=sizes,
+                desc="score",
             )
             directory.finish({"documents": len(corpus), "rows": sum(sizes), "tokens": corpus.n_tokens})
     columns = ["doc_id", "source", "nll", "n_bytes"]
@@ -110,12 +120,17 @@ def score_schema(hidden_size: int) -> pa.Schema:
 
 
 def _batches(
-    model: HybridModel, tapes: Sequence[Tape], schema: pa.Schema, options: ReplayOptions, bar: Any
+    model: HybridModel,
+    tapes: Sequence[Tape],
+    schema: pa.Schema,
+    options: ReplayOptions,
+    cache: Mapping[str, Any],
+    bar: Any,
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     for tape in tapes:
-        for part in chain_tape(model, tape, options, chains=False):
+        for part in chain_tape(model, tape, options, chains=False, cache=cache):
             t = len(part.nll)
             at = np.arange(part.first, part.first + t, dtype=np.int32)
             columns: dict[str, Any] = {

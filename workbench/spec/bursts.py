@@ -1,25 +1,41 @@
-"""One burst of a session, under options of its own."""
+"""Bursts of a session: one under options of its own, and the rounds it is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from time import perf_counter
 from typing import TYPE_CHECKING
 
+import torch
+
 from workbench.core.errors import UserError, check_int
+from workbench.core.records import RoundRecord
 from workbench.model.hybrid import HybridModel
 from workbench.spec.options import GenerateOptions, named_options, refuse_anticipating
 from workbench.spec.policies import Policy, PolicyRun
 from workbench.spec.prompt import prompt_ids, token_ids
 from workbench.spec.result import Generation
-from workbench.spec.sink import Cancelled
+from workbench.spec.round import run_round
+from workbench.spec.sink import Cancelled, Sink
 from workbench.spec.turns import Parked, own_policy
 
 if TYPE_CHECKING:
     from workbench.spec.grammars import Grammar
     from workbench.spec.session import Session
 
-FIXED = ("carrier", "refresh", "primed", "shift", "strategy", "anatomy")  # what caches and drafter were made by
+FIXED = (
+    "carrier",
+    "refresh",
+    "primed",
+    "shift",
+    "strategy",
+    "k_format",
+    "v_format",
+    "window",
+    "anatomy",
+)  # what caches and drafter were made by
 DRAFTING = ("k", "p_min", "pmin0", "adaptive", "floor", "cap", "floor_context", "p_min_reads")
 
 
@@ -112,6 +128,59 @@ def _burst_options(
     if options.chooser().by_ratio and chosen is not None:
         refuse_anticipating(chosen)
     return options, run
+
+
+def rounds(
+    session: Session, max_new_tokens: int, force: Sequence[int] | None, sink: Sink | None
+) -> Generator[RoundRecord, None, str]:
+    """The rounds of a burst, one at a time; see ``Session.rounds``."""
+    state = session.state
+    check_int("max_new_tokens", max_new_tokens, low=0)
+    script = None if force is None else token_ids("force", force, state.model.config.vocab_size)
+    if not state.tokens:
+        raise UserError("this session holds no text yet: feed a prompt before a burst")
+    if len(state.tokens) == state.cache.lengths[0]:
+        raise UserError("this session was restored and has chosen no token yet: feed the rest of its prompt first")
+    if script is not None and len(script) < max_new_tokens:
+        raise UserError(
+            f"force holds {len(script)} tokens, but max_new_tokens={max_new_tokens}: give a text at least that "
+            "long, or ask for fewer"
+        )
+    if script is not None and (state.chooser.by_ratio or state.constraint is not None):
+        raise UserError(
+            "force goes with accept='coupled' and without a grammar: a given text is judged against the target's "
+            "own tokens"
+        )
+    first = len(state.tokens)
+    own = session.sink(max_new_tokens) if sink is None and max_new_tokens else sink
+    left = max_new_tokens if own is None else min(max_new_tokens, own.max_new_tokens - own.generated)
+    goal = first + left
+    end = min(goal, state.cache.capacity)
+    ended = session.stopped or (own is not None and own.finish is not None)
+    state.sink = own
+    try:
+        while len(state.tokens) < end and not ended:
+            began = perf_counter()
+            rest = None if script is None else script[len(state.tokens) - first :]
+            with torch.inference_mode():
+                record = run_round(state, goal - len(state.tokens), rest)
+            assert own is not None
+            ended = own.finish is not None
+            session.times = replace(session.times, rounds=session.times.rounds + perf_counter() - began)
+            yield record
+    finally:
+        state.sink = None
+        session.check()
+    began = perf_counter()
+    if state.proposer is not None:
+        with torch.inference_mode():
+            state.proposer.flush()
+    session.times = replace(session.times, rounds=session.times.rounds + perf_counter() - began)
+    if own is not None and own.finish is not None:
+        return own.finish
+    if session.stopped:
+        return "stop"
+    return "length" if len(state.tokens) >= goal else "context"
 
 
 @contextmanager

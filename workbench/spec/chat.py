@@ -1,31 +1,35 @@
 """A conversation by the checkpoint's chat template, in which every turn computes only what is new.
 
 Before each reply the whole conversation is rendered and encoded. Where its ids extend the session's text, the session
-goes on; where they part from it inside the last turn, it is taken up again from that turn's start; else the longest
-prefix a store holds is restored; else the conversation is fed anew. The reply is the same in every case.
+goes on; where they part from it inside the last turn, it is rewound, to the end of the last message or to the start of
+the turn; else the longest prefix a store holds is restored; else the conversation is fed anew. The reply is the same in
+every case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.core.errors import UserError, check_int
 from workbench.model.hybrid import HybridModel
 from workbench.spec.generate import make_options
 from workbench.spec.options import GenerateOptions
-from workbench.spec.prefix import PrefixEntry, capture, restore, restored
+from workbench.spec.prefix import restored
 from workbench.spec.session import Session
 from workbench.spec.sink import Sink
 from workbench.spec.store import PrefixStore
+from workbench.spec.turns import Turn
 
 HOW = {
     "extended": "the session went on",
-    "rewound": "taken up again inside the last turn",
+    "rewound": "rewound inside the last turn",
     "restored": "restored from the store",
     "fresh": "fed anew",
 }
+
+PLACES = 3  # checkpoints kept: a turn's start, the end of its message, the end of its prompt
 
 
 @dataclass(frozen=True)
@@ -36,17 +40,21 @@ class Reply:
         text: What it said.
         tokens: Its ids, a stop token included.
         finish: Why it ended, as of a generation.
+        prompt: Ids of the rendered conversation that it answers.
         how: "extended", "rewound", "restored" or "fresh".
         saved: Tokens of the rendered conversation whose rows were there already.
         recomputed: Tokens fed for it, the session's pending one included.
+        refused: Why cheaper ways were not taken: checkpoints that are gone, entries that do not fit.
     """
 
     text: str
     tokens: tuple[int, ...]
     finish: str
+    prompt: tuple[int, ...] = field(repr=False)
     how: str
     saved: int
     recomputed: int
+    refused: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -59,18 +67,20 @@ class Reply:
             ("tokens", f"{len(self.tokens)}, ended by {self.finish}"),
             ("conversation", f"{HOW[self.how]}: {self.saved:,} tokens saved, {self.recomputed:,} computed"),
         ]
+        rows += [("not used", why) for why in self.refused]
         return card("Reply", rows)._repr_html_()
 
 
 @dataclass(frozen=True)
-class _Turn:
+class _Begun:
     """A session at the end of a rendered conversation, its first token chosen into the sink."""
 
     session: Session
     sink: Sink
     how: str
     saved: int
-    marks: tuple[PrefixEntry, ...] = ()  # of before the prompt's end
+    places: tuple[Turn, ...] = ()  # checkpoints before its own
+    refused: tuple[str, ...] = ()
 
 
 class Chat:
@@ -108,9 +118,7 @@ class Chat:
         self.replies: list[Reply] = []
         self._captures = self.options.primed and self.options.refresh  # else the drafter's rows are not the text's
         self._session: Session | None = None
-        self._marks: list[
-            PrefixEntry
-        ] = []  # of the last turn: before it, before its generation tail, at its prompt end
+        self._places: tuple[Turn, ...] = ()  # of the last turn: its start, the end of its message, its prompt's end
 
     @property
     def session(self) -> Session | None:
@@ -119,8 +127,8 @@ class Chat:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the entries kept for taking the last turn up again; the store may share them."""
-        return sum(mark.nbytes for mark in self._marks)
+        """Bytes that the checkpoints for rewinding the last turn hold; neither the session's nor the store's."""
+        return sum(place.nbytes for place in self._places)
 
     def say(self, message: str, *, max_new_tokens: int | None = None, role: str = "user") -> Reply:
         """Add a message and let the model answer.
@@ -140,15 +148,24 @@ class Chat:
         check_int("max_new_tokens", limit, low=1)
         messages = [*self.messages, {"role": role, "content": message}]
         ids, stable = self._rendered(messages)
-        wanted = sorted({at for at in (stable, len(ids)) if at}) if self._captures else []
-        turn = self._turn(ids, wanted, limit)
-        session, sink = turn.session, turn.sink
-        self._session, self._marks = session, [*turn.marks, *session.captured]
+        begun = self._begin(ids, stable, limit)
+        session = self._session = begun.session
+        assert session.turn is not None
+        self._places = (*begun.places, session.turn)[-PLACES:]
         if self.store is not None:
             for entry in session.captured:
                 self.store.put(entry)
-        finish = session.burst(limit - 1, sink=sink)
-        reply = Reply(sink.text, sink.tokens, finish, turn.how, turn.saved, len(ids) - turn.saved)
+        finish = session.burst(limit - 1, sink=begun.sink)
+        reply = Reply(
+            begun.sink.text,
+            begun.sink.tokens,
+            finish,
+            tuple(ids),
+            begun.how,
+            begun.saved,
+            len(ids) - begun.saved,
+            begun.refused,
+        )
         self.messages = [*messages, {"role": "assistant", "content": reply.text}]
         self.replies.append(reply)
         return reply
@@ -164,44 +181,90 @@ class Chat:
         del self.messages[-2:]
 
     def _rendered(self, messages: Sequence[dict[str, Any]]) -> tuple[list[int], int]:
-        """Ids of the conversation with the opening of a reply, and how many of them later turns will hold for sure."""
+        """Ids of the conversation with the opening of a reply, and how many of them later turns will hold for sure.
+
+        These are fewer than all, so that a session rewound to them has something to be fed.
+        """
         tokenizer = self.model.tokenizer
         assert tokenizer is not None
         whole, plain = (
             tokenizer.encode("".join(text for text, _ in tokenizer.render(messages, add_generation_prompt=opened)))
             for opened in (True, False)
         )
-        return whole, _common(whole, plain)
+        return whole, min(_common(whole, plain), len(whole) - 1)
 
-    def _turn(self, ids: list[int], wanted: Sequence[int], limit: int) -> _Turn:
-        """Bring a session to the end of the prompt by the least work, capturing at the lengths wanted on the way."""
-        session, opts = self._session, self.options
-        held = [] if session is None else session.tokens
-        if session is not None and len(held) < len(ids) and ids[: len(held)] == held:
-            marks = (capture(session),) if self._captures else ()
+    def _begin(self, ids: list[int], stable: int, limit: int) -> _Begun:
+        """Bring a session to the end of the prompt by the least work, capturing for the store on the way."""
+        self._check_room(len(ids))
+        places, how, refused = self._kept(ids)
+        if places:
+            session, known = self._session, places[-1].known
+            assert session is not None
             sink = session.sink(limit, text=True)
-            rows = len(held) - 1
-            session.feed(ids[len(held) :], sink=sink, boundaries=[at for at in wanted if at > rows])
-            return _Turn(session, sink, "extended", rows, marks)
-        fresh = Session(self.model, options=opts, capacity=self.capacity)
-        sink = fresh.sink(limit, text=True)
-        fits = tuple(mark for mark in self._marks if tuple(ids[: len(mark)]) == mark.tokens)
-        if fits:
-            mark = max(fits, key=len)
-            restore(fresh, mark, ids, sink=sink, boundaries=[at for at in wanted if at > len(mark)])
-            return _Turn(fresh, sink, "rewound", len(mark), fits)
-        if self.store is not None:
-            reuse = restored(fresh, ids, self.store, boundaries=wanted, sink=sink)
-            return _Turn(fresh, sink, "restored" if reuse.reused else "fresh", reuse.reused)
-        fresh.feed(ids, sink=sink, boundaries=wanted)
-        return _Turn(fresh, sink, "fresh", 0)
+            session.feed(
+                ids[known:],
+                sink=sink,
+                stable=stable - known if stable > known else None,
+                boundaries=[at for at in self._wanted(ids, stable) if at >= known],
+            )
+            return _Begun(session, sink, how, known - 1, places, tuple(refused))
+        fresh = Session(self.model, options=self.options, capacity=self.capacity)
+        sink, at = fresh.sink(limit, text=True), stable or None
+        if self.store is None:
+            fresh.feed(ids, sink=sink, stable=at)
+            return _Begun(fresh, sink, "fresh", 0, refused=tuple(refused))
+        reuse = restored(fresh, ids, self.store, boundaries=self._wanted(ids, stable), sink=sink, stable=at)
+        how = "restored" if reuse.reused else "fresh"
+        return _Begun(fresh, sink, how, reuse.reused, refused=(*refused, *reuse.refused))
+
+    def _kept(self, ids: Sequence[int]) -> tuple[tuple[Turn, ...], str, list[str]]:
+        """Bring the session to where the conversation goes on from, the last of the checkpoints given; none is nowhere.
+
+        Also how it came there, and why checkpoints could not be used.
+        """
+        session, refused = self._session, []
+        if session is None:
+            return (), "fresh", []
+        held, places = session.tokens, self._places
+        if _begins(held, ids):
+            return (session.checkpoint(),), "extended", []
+        while places:
+            if _begins(held[: places[-1].known], ids):
+                try:
+                    session.rewind(to=places[-1])
+                    break
+                except UserError as error:
+                    refused.append(str(error))
+            places = places[:-1]
+        return places, "rewound", refused
+
+    def _wanted(self, ids: Sequence[int], stable: int) -> list[int]:
+        """Lengths to publish: the whole, and one from which a restored session can still keep its checkpoint."""
+        if self.store is None or not self._captures:
+            return []
+        return sorted({at for at in (stable - 1, len(ids)) if at > 0})
+
+    def _check_room(self, n: int) -> None:
+        limit = self.model.config.max_position_embeddings if self.capacity is None else self.capacity
+        if n + 1 > limit:
+            raise UserError(
+                f"the conversation's {n} tokens and one of a reply do not fit into {limit}: drop or shorten messages, "
+                "or make a chat of a larger capacity"
+            )
 
     def _repr_html_(self) -> str:
         from workbench.display import card
 
         rows = [(str(message["role"]), message.get("content")) for message in self.messages]
         saved, fed = sum(r.saved for r in self.replies), sum(r.recomputed for r in self.replies)
-        return card("Chat", rows, f"{saved:,} tokens saved, {fed:,} computed; {self.nbytes:,} bytes held")._repr_html_()
+        return card(
+            "Chat", rows, f"{saved:,} tokens saved, {fed:,} computed; {self.nbytes:,} bytes for rewinds"
+        )._repr_html_()
+
+
+def _begins(text: Sequence[int], ids: Sequence[int]) -> bool:
+    """Whether ids go on after this text."""
+    return len(text) < len(ids) and list(ids[: len(text)]) == list(text)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -270,6 +270,7 @@ def restore(
     force: int | None = None,
     sink: Sink | None = None,
     boundaries: Sequence[int] = (),
+    stable: int | None = None,
 ) -> None:
     """Give a fresh session a prompt whose beginning an entry holds; only the rest is computed.
 
@@ -281,6 +282,8 @@ def restore(
         force: As in ``Session.feed``, like the rest.
         sink: Asked between chunks, and given the token chosen.
         boundaries: Lengths past the entry's at which to capture.
+        stable: Keep the turn checkpoint after this many tokens of the prompt; at the prompt's end where the entry holds
+            as many or more, or for None.
 
     Raises:
         UserError: The entry does not fit, or the rest cannot be fed; the sentence says why.
@@ -293,7 +296,8 @@ def restore(
     place(session, entry)
     session.placing = True
     try:
-        session.feed(text[len(entry) :], force=force, sink=sink, boundaries=boundaries)
+        within = stable - len(entry) if stable is not None and stable > len(entry) else None
+        session.feed(text[len(entry) :], force=force, sink=sink, stable=within, boundaries=boundaries)
     except BaseException:
         _empty(session.state)
         raise
@@ -335,6 +339,7 @@ def restored(
     *,
     boundaries: Sequence[int] = (),
     sink: Sink | None = None,
+    stable: int | None = None,
 ) -> Reuse:
     """Feed a fresh session a prompt by the longest usable entry of a store, and publish the prompt's end there.
 
@@ -344,6 +349,7 @@ def restored(
         store: Entries.
         boundaries: Further lengths to publish.
         sink: As in ``Session.feed``.
+        stable: As in ``restore``.
 
     Returns:
         What was reused, recomputed and refused.
@@ -364,9 +370,9 @@ def restored(
     held = 0 if used is None else len(used)
     wanted = [at for at in sorted({*boundaries, len(text)}) if at > held]
     if used is None:
-        session.feed(text, sink=sink, boundaries=wanted)
+        session.feed(text, sink=sink, stable=stable, boundaries=wanted)
     else:
-        restore(session, used, text, sink=sink, boundaries=wanted)
+        restore(session, used, text, sink=sink, boundaries=wanted, stable=stable)
     for entry in session.captured:
         store.put(entry)
     return Reuse(held, len(text) - held, tuple(refused))

@@ -46,12 +46,13 @@ def feed(
     ckpt = state.cache.checkpoint(cut=False)
     try:
         if stable is not None:
-            before = len(unfed) + stable - 1  # rows without that of the last stable token
+            before, row = len(unfed) + stable - 1, anchor  # rows without that of the last stable token
             if before:
                 cut = state.cache.lengths[0] + before
-                captured += prefill(session, new[:before], text, [at for at in boundaries if at <= cut], sink)[1]
+                row, early = prefill(session, new[:before], text, [at for at in boundaries if at <= cut], sink)
+                captured += early
                 boundaries = [at for at in boundaries if at > cut]
-            turn, new = turns.keep(session, len(state.tokens) + stable, given=True), new[before:]
+            turn, new = turns.keep(session, len(state.tokens) + stable, row, given=True), new[before:]
         if anchor is not None and not len(new):
             end = anchor
         else:
@@ -65,7 +66,7 @@ def feed(
             walk.goto([force])
         if sink is not None:
             sink.commit(force)
-        turn = turn or turns.keep(session, len(state.tokens) + len(given) + 1, given=False)
+        turn = turn or turns.keep(session, len(state.tokens) + len(given) + 1, end, given=False, choosing=True)
         state.cache.commit(ckpt, keep=state.cache.lengths[0] - ckpt.lengths[0])
     except BaseException:
         state.cache.rollback(ckpt)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +23,13 @@ from workbench.spec.prefix import PrefixEntry, Reuse, restored
 from workbench.spec.prompt import token_ids
 from workbench.spec.proposers import MTPProposer, Proposer
 from workbench.spec.result import Generation
-from workbench.spec.round import DecodeState, run_round
+from workbench.spec.round import DecodeState
 from workbench.spec.sink import Sink
 from workbench.spec.telemetry import StepProbe
 
 if TYPE_CHECKING:
     from workbench.spec.grammars import Grammar
     from workbench.spec.store import PrefixStore
-
-
-VERIFY = 128  # rows that a window's ring leaves for a verify, whatever the policy
 
 
 class Session:
@@ -97,19 +93,11 @@ class Session:
             )
         elif proposer is not None:
             proposer.reset()
-        strategy = opts.strategy or ("columns" if model.device.type == "cpu" else "tape")
         self.grammar = grammar
         stops = bursts.stop_ids_of(model, opts, grammar)
         self.state = DecodeState(
             model,
-            model.new_cache(
-                capacity=room,
-                strategy=strategy,
-                k_format=opts.k_format,
-                v_format=opts.v_format,
-                window=opts.window,
-                widest=max(opts.chunk, VERIFY),
-            ),
+            turns.new_cache(model, opts, room),
             [],
             proposer if chosen is not None else None,
             chosen.start(width=model.config.hidden_size) if chosen is not None else None,
@@ -140,6 +128,7 @@ class Session:
         *,
         boundaries: Sequence[int] = (),
         sink: Sink | None = None,
+        stable: int | None = None,
         options: GenerateOptions | None = None,
         policy: Policy | None = None,
         proposer: Proposer | None = None,
@@ -155,6 +144,7 @@ class Session:
             store: Where its longest usable prefix is looked for, and where its own end is put.
             boundaries: Further lengths of the prompt to put there; those within what was restored are there already.
             sink: As in ``feed``.
+            stable: As in ``feed``; at the prompt's end where what was restored is as long or longer.
             options: As of a session, like the rest.
             policy: Replaces the policy the options describe.
             proposer: Replaces the MTP head.
@@ -170,7 +160,7 @@ class Session:
         """
         own: dict[str, Any] = dict(policy=policy, proposer=proposer, capacity=capacity, grammar=grammar, clock=clock)
         session = cls(model, options=options, **own)
-        session.reuse = restored(session, tokens, store, boundaries=boundaries, sink=sink)
+        session.reuse = restored(session, tokens, store, boundaries=boundaries, sink=sink, stable=stable)
         return session
 
     @property
@@ -247,20 +237,29 @@ class Session:
         with self.checked():
             return bursts.generate(self, suffix, max_new_tokens, cancel, policy, given)
 
-    def rewind(self, *, capacity: int | None = None) -> None:
-        """Return to the last turn checkpoint: every plane, text, counters and policy. Times are kept.
+    def checkpoint(self) -> turns.Turn:
+        """The present place, for ``rewind(to=...)``; it holds references and copies no row.
 
-        The checkpoint stands, so that a second rewind returns to the same place.
+        Raises:
+            UserError: Nothing was fed yet.
+        """
+        return turns.checkpoint(self)
+
+    def rewind(self, *, to: turns.Turn | None = None, capacity: int | None = None) -> None:
+        """Return to a checkpoint: every plane, text, counters and policy. Times are kept.
+
+        The checkpoint stands, so that a second rewind returns to the same place; those of later places are gone.
 
         Args:
+            to: From ``checkpoint``, taken on the present text or an earlier part of it; None for the last turn's.
             capacity: Grow to this as well; None keeps it.
 
         Raises:
-            UserError: Nothing was fed yet, or the capacity is not valid. As after any exception, the session is as it
-                was.
+            UserError: Nothing was fed yet, the place is gone (cut back below, or lapped by a window's ring), or the
+                capacity is not valid. As after any exception, the session is as it was.
         """
         with self.checked():
-            turns.rewind(self, capacity)
+            turns.rewind(self, to, capacity)
 
     def grow(self, capacity: int) -> None:
         """Make room for a longer text, and allocate it at once.
@@ -393,50 +392,4 @@ class Session:
         self, max_new_tokens: int, *, force: Sequence[int] | None = None, sink: Sink | None = None
     ) -> Generator[RoundRecord, None, str]:
         """The rounds of a burst, one at a time; its value is why the burst ended. See ``burst``."""
-        state = self.state
-        check_int("max_new_tokens", max_new_tokens, low=0)
-        script = None if force is None else token_ids("force", force, state.model.config.vocab_size)
-        if not state.tokens:
-            raise UserError("this session holds no text yet: feed a prompt before a burst")
-        if len(state.tokens) == state.cache.lengths[0]:
-            raise UserError("this session was restored and has chosen no token yet: feed the rest of its prompt first")
-        if script is not None and len(script) < max_new_tokens:
-            raise UserError(
-                f"force holds {len(script)} tokens, but max_new_tokens={max_new_tokens}: give a text at least that "
-                "long, or ask for fewer"
-            )
-        if script is not None and (state.chooser.by_ratio or state.constraint is not None):
-            raise UserError(
-                "force goes with accept='coupled' and without a grammar: a given text is judged against the target's "
-                "own tokens"
-            )
-        first = len(state.tokens)
-        own = self.sink(max_new_tokens) if sink is None and max_new_tokens else sink
-        left = max_new_tokens if own is None else min(max_new_tokens, own.max_new_tokens - own.generated)
-        goal = first + left
-        end = min(goal, state.cache.capacity)
-        ended = self.stopped or (own is not None and own.finish is not None)
-        state.sink = own
-        try:
-            while len(state.tokens) < end and not ended:
-                began = perf_counter()
-                rest = None if script is None else script[len(state.tokens) - first :]
-                with torch.inference_mode():
-                    record = run_round(state, goal - len(state.tokens), rest)
-                assert own is not None
-                ended = own.finish is not None
-                self.times = replace(self.times, rounds=self.times.rounds + perf_counter() - began)
-                yield record
-        finally:
-            state.sink = None
-            self.check()
-        began = perf_counter()
-        if state.proposer is not None:
-            with torch.inference_mode():
-                state.proposer.flush()
-        self.times = replace(self.times, rounds=self.times.rounds + perf_counter() - began)
-        if own is not None and own.finish is not None:
-            return own.finish
-        if self.stopped:
-            return "stop"
-        return "length" if len(state.tokens) >= goal else "context"
+        return bursts.rounds(self, max_new_tokens, force, sink)

@@ -13,15 +13,32 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from workbench.cache.hybrid import Saved
+from workbench.cache.hybrid import HybridCache, Saved
 from workbench.core.errors import CapabilityError, UserError, check_int
 from workbench.core.metrics import acceptance
+from workbench.model.hybrid import HybridModel
 from workbench.spec.constraint import Constraint
+from workbench.spec.options import GenerateOptions
 from workbench.spec.policies import PolicyRun
 from workbench.spec.proposers import MTPProposer, Proposer
+from workbench.spec.round import Boundary
 
 if TYPE_CHECKING:
     from workbench.spec.session import Session
+
+VERIFY = 128  # rows that a window's ring leaves for a verify, whatever the policy
+
+
+def new_cache(model: HybridModel, options: GenerateOptions, capacity: int) -> HybridCache:
+    """An empty cache of a session's strategy, formats and window."""
+    return model.new_cache(
+        capacity=capacity,
+        strategy=options.strategy or ("columns" if model.device.type == "cpu" else "tape"),
+        k_format=options.k_format,
+        v_format=options.v_format,
+        window=options.window,
+        widest=max(options.chunk, VERIFY),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +57,9 @@ class Turn:
         saved: The target's planes, by reference.
         known: Tokens of the text, the pending one last.
         given: Whether the pending one is the user's.
-        mark: The drafter's.
+        boundary: The last row the cache holds, copied; None before any.
+        demoted: Whether the session had let go of its drafter.
+        mark: The drafter's; None while demoted.
         policy: The session's own, copied.
         constraint: Where the grammar stood, copied; None also when it cannot be.
         records: Rounds.
@@ -50,11 +69,20 @@ class Turn:
     saved: Saved
     known: int
     given: bool
+    boundary: Boundary | None
+    demoted: bool
     mark: Any
     policy: PolicyRun | None
     constraint: Constraint | None
     records: int
     logprobs: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the windows, states and last row that it keeps from being freed; K/V rows are the session's own."""
+        row = self.boundary
+        rows = () if row is None else (row.trunk_H, row.normed_H, row.logits_V)
+        return sum(x.numel() * x.element_size() for x in (*rows, *(x for pair in self.saved.recurrent for x in pair)))
 
 
 def own_policy(session: Session) -> PolicyRun | None:
@@ -66,13 +94,15 @@ def own_policy(session: Session) -> PolicyRun | None:
 # --- turn checkpoints ------------------------------------------------------------------------------------------------
 
 
-def keep(session: Session, known: int, *, given: bool) -> Turn:
-    """A checkpoint of a session in the middle of ``feed``.
+def keep(session: Session, known: int, boundary: Boundary | None, *, given: bool, choosing: bool = False) -> Turn:
+    """A checkpoint of a session, also in the middle of ``feed``.
 
     Args:
         session: Its caches hold the rows of the text's first ``known - 1`` tokens.
         known: Tokens of the text at the checkpoint, the pending one last.
-        given: Whether that one is the user's, and not chosen.
+        boundary: The last of those rows; None before any.
+        given: Whether the pending token is the user's, and not chosen.
+        choosing: Whether it was chosen just now, and is not yet noted.
 
     Returns:
         The checkpoint.
@@ -82,12 +112,27 @@ def keep(session: Session, known: int, *, given: bool) -> Turn:
         state.cache.save(),
         known,
         given,
+        None if boundary is None else _owned(boundary),
+        session.parked is not None,
         None if state.proposer is None else state.proposer.mark(),
         copy.deepcopy(own_policy(session)),
         _forked(state.constraint) if hasattr(state.constraint, "fork") else None,
         len(state.records),
-        len(session.first_logprobs) + (state.logprobs and not given),
+        len(session.first_logprobs) + (choosing and state.logprobs),
     )
+
+
+def _owned(row: Boundary) -> Boundary:
+    """The row in memory of its own, so that the forward it came from can be freed."""
+    return replace(row, **{name: getattr(row, name).clone() for name in ("trunk_H", "normed_H", "logits_V")})
+
+
+def checkpoint(session: Session) -> Turn:
+    """The present place; see ``Session.checkpoint``."""
+    known = len(session.state.tokens)
+    if not known:
+        raise UserError("this session holds no text yet: feed a prompt before a checkpoint")
+    return keep(session, known, session.state.boundary, given=session.given == known)
 
 
 def _forked(constraint: Constraint | None) -> Constraint | None:
@@ -106,11 +151,16 @@ def _forked(constraint: Constraint | None) -> Constraint | None:
     return fork()  # type: ignore[no-any-return]
 
 
-def rewind(session: Session, capacity: int | None) -> None:
-    """Return to the last turn checkpoint; see ``Session.rewind``."""
-    state, turn = session.state, session.turn
+def rewind(session: Session, to: Turn | None, capacity: int | None) -> None:
+    """Return to a checkpoint; see ``Session.rewind``."""
+    state, turn = session.state, to or session.turn
     if turn is None:
         raise UserError("this session has no turn to return to: feed a prompt first")
+    if turn.demoted and session.parked is None:
+        raise UserError(
+            "this checkpoint was taken while the session was demoted, and has no place for the drafter: call demote() "
+            "first, and promote() after the rewind"
+        )
     state.cache.check_saved(turn.saved)
     policy = copy.deepcopy(turn.policy)
     constraint = None
@@ -121,7 +171,7 @@ def rewind(session: Session, capacity: int | None) -> None:
     if state.proposer is not None:
         state.proposer.rewind(turn.mark)
     state.cache.restore(turn.saved)
-    state.boundary = None
+    state.boundary, session.turn = turn.boundary, turn
     del state.tokens[turn.known :]
     del state.records[turn.records :]
     del session.first_logprobs[turn.logprobs :]
@@ -204,7 +254,7 @@ def promote(session: Session) -> None:
     assert proposer is not None
     text = torch.tensor(state.tokens[:-1], dtype=torch.long, device=model.device)
     first = 0 if turn is None else turn.saved.lengths[0]
-    cache = model.new_cache(capacity=max(len(text), 1))
+    cache = new_cache(model, session.options, max(len(text), 1))
     mark = None
     try:
         proposer.reset()
@@ -220,7 +270,7 @@ def promote(session: Session) -> None:
         raise
     state.proposer, state.policy, session.parked = proposer, parked.policy, None
     if turn is not None and mark is not None:
-        session.turn = replace(turn, mark=mark[0])
+        session.turn = replace(turn, mark=mark[0], demoted=False)
     times = session.times
     session.times = replace(times, drafter_fill=times.drafter_fill + perf_counter() - began)
 
