@@ -4,7 +4,7 @@ The spine is a chain as drafted. A hedge at depth d is another candidate for the
 children. So every ancestor is a spine node, the drafter runs one step per depth, and a hedge that stands ends the walk.
 Rows: 0 is the pending token, 1..L the spine in order of depth, then the hedges by depth and rank.
 
-Source: the tree shapes of seed 001; its file notes hold the row order and the walk.
+Source: seed 001 for shapes, row order and walk.
 """
 
 from __future__ import annotations
