@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
 
-_SHARD = re.compile(r"data-\d{5,}-of-\d{5,}\.arrow")
 BATCH_ROWS = 256  # rows held before they are written as one record batch
 
 
@@ -76,6 +75,8 @@ class ShardDirectory:
     Raises:
         UserError: The directory holds something else, another run's data, or is being written by another process.
     """
+
+    shard_names = re.compile(r"data-\d{5,}-of-\d{5,}\.arrow")
 
     def __init__(
         self,
@@ -134,8 +135,8 @@ class ShardDirectory:
     def _temporary(self, path: Path) -> bool:
         """True for the temporary name of a file that runs of this kind write."""
         final, dot, end = path.name.rpartition(".")
-        ours = final in {"manifest.json", "state.json", "dataset_info.json", *self._files} or _SHARD.fullmatch(final)
-        return dot + end == ".tmp" and bool(ours)
+        named = final in {"manifest.json", "state.json", "dataset_info.json", *self._files}
+        return dot + end == ".tmp" and bool(named or self.shard_names.fullmatch(final))
 
     def _sweep(self) -> None:
         for path in filter(self._temporary, list(self.out.iterdir())):
@@ -152,7 +153,7 @@ class ShardDirectory:
             )
         if held:
             before = Manifest.read(self.out)
-            if differences := before.differences(self.manifest):
+            if differences := self.differences(before):
                 raise UserError(
                     f"{self.out} belongs to another run: {'; '.join(differences)}. Repeat that run's settings to go on "
                     "with it, choose another out, or delete it"
@@ -162,7 +163,7 @@ class ShardDirectory:
             before.shards = [shard for shard in before.shards if shard["file"] in here]
             before.files = {name: digest for name, digest in before.files.items() if name in here}
             verify(self.out, before)
-            self.manifest = before
+            self.manifest = self.carried(before)
         self._sweep()
         if self.manifest.complete:
             return
@@ -173,6 +174,14 @@ class ShardDirectory:
         self.manifest.write(self.out)  # first of all files, so that a directory of ours is always known as one
         for name, data in self._files.items():
             write_atomic(self.out / name, data)
+
+    def differences(self, before: Manifest) -> list[str]:
+        """What keeps the directory's manifest and this run's from describing one run, as phrases."""
+        return before.differences(self.manifest)
+
+    def carried(self, before: Manifest) -> Manifest:
+        """The manifest to go on with: the directory's own, its files present and unharmed."""
+        return before
 
     def name(self, index: int) -> str:
         """File name of a shard."""
@@ -207,9 +216,13 @@ class ShardDirectory:
         os.replace(temporary, final)
         sync_directory(self.out)
         entry = {"file": final.name, "sha256": sink.digest.hexdigest(), "bytes": sink.size, "rows": rows}
-        self.manifest.shards.append(entry | {"documents": list(self.plan[index])})
+        self.manifest.shards.append(entry | self.holds(index))
         self.manifest.shards.sort(key=lambda shard: shard["file"])
         self.manifest.write(self.out)
+
+    def holds(self, index: int) -> dict[str, Any]:
+        """What the manifest says of a shard's contents."""
+        return {"documents": list(self.plan[index])}
 
     def fill(
         self, batches: Callable[[slice, Any], Iterable[pa.RecordBatch]], *, sizes: Sequence[int], desc: str
