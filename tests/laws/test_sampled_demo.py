@@ -26,8 +26,9 @@ from workbench.sampling.shaping import law
 from workbench.spec import choose
 from workbench.spec.choose import Chooser, TargetRows
 from workbench.spec.policies import FixedK, Policy
+from workbench.spec.propose import judge, propose
 from workbench.spec.proposers import DraftContext, MTPProposer, Proposal, Proposer
-from workbench.spec.round import DecodeState, judge, propose
+from workbench.spec.round import DecodeState
 
 N, SIMULATED = 20_000, 4000
 Text = tuple[int, ...]

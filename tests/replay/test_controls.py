@@ -15,8 +15,7 @@ from workbench.model.chain import ChainBatch
 from workbench.model.hybrid import HybridModel
 from workbench.replay import live_rounds, replay, walk
 from workbench.replay import walk as walk_module_function
-from workbench.spec.policies import AdaptiveFloor
-from workbench.spec.policies.standard import AdaptiveRun
+from workbench.spec.policies import AdaptiveFloor, ArrayRun
 
 OPTIONS: dict[str, Any] = dict(k=6, estimator="forced")
 
@@ -158,7 +157,7 @@ def test_another_engine_is_found(setting, differences, tmp_path, name):
 class Wide(AdaptiveFloor):
     """The adaptive floor as on a wide model, whose floor of 4 relaxes with depth."""
 
-    def start(self, *, width: int) -> AdaptiveRun:
+    def start(self, *, width: int) -> ArrayRun:
         return super().start(width=4096)
 
 
@@ -191,10 +190,8 @@ def own_instead_of_forced(patch: pytest.MonkeyPatch) -> None:
 
 
 def fed_alone(patch: pytest.MonkeyPatch) -> None:
-    from workbench.spec.policies.standard import FixedRun
-
-    drops = FixedRun.drops
-    patch.setattr(FixedRun, "drops", lambda self, slot, top1, base: drops(self, slot, top1, 0))
+    drops = ArrayRun.drops
+    patch.setattr(ArrayRun, "drops", lambda self, slot, top1, base: drops(self, slot, top1, 0))
 
 
 def slots_moved(patch: pytest.MonkeyPatch) -> None:

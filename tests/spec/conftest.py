@@ -14,7 +14,8 @@ from workbench.cache.hybrid import HybridCache, same_bits
 from workbench.model.hybrid import HybridModel
 from workbench.spec.compare import compare_sessions
 from workbench.spec.options import GenerateOptions
-from workbench.spec.policies import RoundView
+from workbench.spec.policies import ArrayRun, PolicyRun, RoundView
+from workbench.spec.policies.rules import SCRATCH
 from workbench.spec.proposers import DraftContext, MTPProposer, Proposal
 from workbench.spec.round import DecodeState
 from workbench.spec.session import Session
@@ -85,6 +86,11 @@ def demo() -> HybridModel:
     return wb.load("demo", exact=True)
 
 
+def learnt(run: PolicyRun | None) -> Any:
+    """What a policy carries from round to round."""
+    return run.state[:SCRATCH].tobytes() if isinstance(run, ArrayRun) else getattr(run, "accepted", None)
+
+
 @dataclass(frozen=True)
 class Frozen:
     """Everything a round may change, as values."""
@@ -95,7 +101,7 @@ class Frozen:
     drafter: HybridCache | None
     counters: tuple[Any, ...]
     tensors: list[torch.Tensor]
-    accepted: Any
+    learnt: Any
 
     @classmethod
     def of(cls, state: DecodeState) -> Frozen:
@@ -108,7 +114,7 @@ class Frozen:
             mtp.cache.fork() if mtp else None,
             (mtp.position, mtp.skipped, mtp.held) if mtp else (state.proposer and state.proposer.mark(),),
             [*tensors, mtp.tail.clone()] if mtp and mtp.tail is not None else tensors,
-            getattr(state.policy, "accepted", None),
+            learnt(state.policy),
         )
 
     def difference(self, other: Frozen) -> str | None:
@@ -117,7 +123,7 @@ class Frozen:
             return f"target: {found}"
         if self.drafter is not None and (found := self.drafter.first_difference(other.drafter)):
             return f"drafter: {found}"
-        for name in ("tokens", "records", "counters", "accepted"):
+        for name in ("tokens", "records", "counters", "learnt"):
             if getattr(self, name) != getattr(other, name):
                 return f"{name}: {getattr(self, name)} and {getattr(other, name)}"
         if len(self.tensors) != len(other.tensors) or not all(map(same_bits, self.tensors, other.tensors)):

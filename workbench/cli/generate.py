@@ -34,7 +34,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     from workbench.sampling.options import ORDERS
     from workbench.spec.choose import ACCEPT_RULES
     from workbench.spec.options import GenerateOptions
-    from workbench.spec.policies.standard import STATISTICS
+    from workbench.spec.policies.arrays import STATISTICS
 
     parser = Parser(
         "generate", "Decode one prompt; drafting changes the speed, never the text or its law.", usage="[PROMPT]"

@@ -27,7 +27,7 @@ def round_schema() -> dict[str, Any]:
     """Columns and types of a rounds frame: identity, counts, content, reasons, seconds per phase."""
     import polars as pl
 
-    whole = dict.fromkeys("index start base k drafted accepted emitted".split(), pl.Int32())
+    whole = dict.fromkeys("index start base k drafted accepted emitted steps".split(), pl.Int32())
     content = {"draft_ids": pl.List(pl.Int32()), "draft_top1": pl.List(pl.Float64()), "bonus": pl.Int32()}
     content["logprobs"] = pl.List(pl.Float64())
     reasons = {"chain_stop": pl.String(), "round_stop": pl.String()}

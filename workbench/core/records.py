@@ -61,6 +61,7 @@ class RoundRecord:
         phases: Seconds per phase.
         logprobs: The target's log-probability of each emitted token, softmax at T = 1, unfiltered, nats; empty unless
             asked for.
+        steps: Drafter steps run for the chain, those of dropped tokens included.
     """
 
     index: int
@@ -76,6 +77,7 @@ class RoundRecord:
     round_stop: str
     phases: PhaseTimes = field(default_factory=PhaseTimes)
     logprobs: tuple[float, ...] = ()
+    steps: int = 0
 
     @property
     def drafted(self) -> int:

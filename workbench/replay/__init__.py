@@ -3,6 +3,7 @@
 from workbench.core.callable import make_callable
 from workbench.replay.compare import compare_rounds, live_rounds
 from workbench.replay.options import ReplayOptions
+from workbench.replay.oracle import oracle_schedules
 from workbench.replay.own import own_tapes
 from workbench.replay.ratio import expected_rounds
 from workbench.replay.score import score
@@ -16,6 +17,7 @@ __all__ = [
     "expected_rounds",
     "live_rounds",
     "load_table",
+    "oracle_schedules",
     "own_tapes",
     "replay",
     "score",

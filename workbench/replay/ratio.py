@@ -16,6 +16,7 @@ Source: the ratio rule is that of Leviathan et al. 2023 (arXiv 2211.17192) and C
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,15 +26,17 @@ import numpy as np
 from workbench.core.errors import UserError
 from workbench.core.frames import rounds_frame
 from workbench.core.records import RoundRecord
-from workbench.replay.tracks import Track, first_difference, kept, policy_for, tracks
+from workbench.replay.tracks import RoundCost, Track, first_difference, kept, policy_for, seconds_of, tracks
 from workbench.sampling.philox import ACCEPT, Noise
-from workbench.spec.policies import Policy, PolicyRun, RoundView
-from workbench.spec.policies.standard import AdaptiveRun, FixedRun
+from workbench.spec.policies import ArrayRun, Policy, PolicyRun, RoundView
 
 if TYPE_CHECKING:
     import polars as pl
 
     from workbench.replay.table import DraftTable
+
+FORGETFUL = ("fixed", "ladder", "cumulative", "min_confidence")  # families whose next draft length no round changes
+FLOOR = "floor"  # the family that remembers the number last accepted, and nothing else
 
 
 def check_ratio(table: DraftTable, policy: Policy) -> None:
@@ -50,7 +53,7 @@ def check_ratio(table: DraftTable, policy: Policy) -> None:
     if policy.anticipating:
         raise UserError(
             f"estimator='ratio' with {policy!r} is not valid, as accept='ratio' is not: the policy reads a token "
-            "already drawn to decide whether it is drafted; use p_min_reads='top' or p_min=0"
+            "already drawn to decide whether it is drafted; use p_min_reads='top' or p_min=0 (statistic='top' of a policy)"
         )
     if not table.manifest.parameters["forced"]:
         raise UserError(
@@ -91,7 +94,7 @@ def chances(track: Track) -> np.ndarray:
     return np.minimum(1.0, np.divide(q_TK, p_TK, out=np.zeros_like(q_TK), where=known & (p_TK > 0)))
 
 
-def ratio_rounds(track: Track, run: PolicyRun, seed: int, sequence: int) -> pl.DataFrame:
+def ratio_rounds(track: Track, run: PolicyRun, seed: int, sequence: int, cost: RoundCost | None = None) -> pl.DataFrame:
     """Draw the rounds of one document.
 
     Args:
@@ -99,6 +102,7 @@ def ratio_rounds(track: Track, run: PolicyRun, seed: int, sequence: int) -> pl.D
         run: A fresh run of a policy that does not anticipate.
         seed: Of the draws.
         sequence: The document's stream under it.
+        cost: How long rounds take; None for 0 seconds.
 
     Returns:
         A rounds frame. How many drafts a chain had past the accepted ones is exact without p_min; with p_min it is
@@ -113,8 +117,8 @@ def ratio_rounds(track: Track, run: PolicyRun, seed: int, sequence: int) -> pl.D
         budget = track.length - 1 - at
         wish = run.next_k(at + 1)
         k = max(0, min(wish, budget - 1))
-        drafted, cause = kept(run, track.forced_top[at], k)
-        n = 0
+        chain, n = kept(run, track.forced_top[at], k), 0
+        drafted = chain.drafted
         while n < drafted and noise.uniform(at + 1 + n, ACCEPT, at) < stands[at, n]:
             n += 1
         records.append(
@@ -128,12 +132,14 @@ def ratio_rounds(track: Track, run: PolicyRun, seed: int, sequence: int) -> pl.D
                 accepted=n,
                 emitted=n + 1,
                 bonus=int(track.tokens[at + 1 + n]),
-                chain_stop=cause,
+                chain_stop=chain.cause,
                 round_stop="budget" if k < wish else "",
+                steps=chain.steps,
             )
         )
+        seconds = seconds_of(cost, chain, at + 1)
         at += n + 1
-        run.observe(RoundView(drafted, n, at + 1))
+        run.observe(RoundView(drafted, n, at + 1, chain.steps, seconds))
     known = [
         pl.col(name).list.eval(pl.when(pl.element() >= 0).then(pl.element())) for name in ("draft_ids", "draft_top1")
     ]
@@ -172,8 +178,8 @@ def expected_rounds(
         table: A draft table with forced chains (``replay(..., temperature=..., forced=True)``) of the target's own
             sampled texts.
         k: Draft length, or several; default 3.
-        policy: A FixedK or AdaptiveFloor that replaces k and the options; walk others, estimator="ratio", for
-            several seeds.
+        policy: Replaces k and the options: a FixedK, Ladder, Cumulative, MinConfidence or AdaptiveFloor; walk others,
+            estimator="ratio", for several seeds.
         **given: Policy options by name, as of ``walk``.
 
     Returns:
@@ -195,16 +201,19 @@ def expected_rounds(
     width = int(table.manifest.model["hidden_size"])
     for one in chosen:
         check_ratio(table, one)
-        if type(one.start(width=width)) not in (FixedRun, AdaptiveRun):
+        if getattr(one, "family", "") not in (*FORGETFUL, FLOOR):
             raise UserError(
-                f"{one!r} is neither a FixedK nor an AdaptiveFloor: average walk(table, policy=..., "
-                "estimator='ratio', seed=...) over several seeds instead"
+                f"{one!r} remembers more than the number last accepted: average walk(table, policy=..., "
+                "estimator='ratio', seed=...) over several seeds instead; FixedK, Ladder, Cumulative, MinConfidence and "
+                "AdaptiveFloor have exact expectations"
             )
     listed = list(tracks(table))
     rows = []
     for one in chosen:
         for track in listed:
-            found = expect(track, one.start(width=width), one.k_max)
+            run = one.start(width=width)
+            assert isinstance(run, ArrayRun)
+            found = expect(track, run, one.k_max)
             emitted, accepted = track.length - 1 - track.first, float(found.accepted_K.sum())
             rows.append(
                 {
@@ -231,7 +240,7 @@ def expected_rounds(
     return pl.DataFrame(rows, schema_overrides={**whole, **floats, **lists})
 
 
-def expect(track: Track, run: PolicyRun, k_max: int) -> Expected:
+def expect(track: Track, run: ArrayRun, k_max: int) -> Expected:
     """Expected counts of one document.
 
     A round that starts at position t with s in the policy's memory accepts exactly m of its drafts with probability
@@ -239,19 +248,19 @@ def expect(track: Track, run: PolicyRun, k_max: int) -> Expected:
 
     Args:
         track: Its columns, forced chains among them.
-        run: A fresh FixedRun or AdaptiveRun.
+        run: A fresh run of one of the families FORGETFUL or FLOOR.
         k_max: Longest draft of the policy.
 
     Returns:
         The expected counts.
     """
     assert track.forced_top is not None
-    rows, adaptive = track.length - 1, isinstance(run, AdaptiveRun)
+    rows, adaptive = track.length - 1, run.policy.family == FLOOR
     stands_TK = chances(track)[:, :k_max]
     budget_T = rows - np.arange(rows)
     wish_ST = _wishes(run, rows, k_max)
     chain_T = np.array(
-        [kept(run, top, min(k_max, budget - 1))[0] for top, budget in zip(track.forced_top, budget_T.tolist())]
+        [kept(run, top, min(k_max, budget - 1)).drafted for top, budget in zip(track.forced_top, budget_T.tolist())]
     )
     allowed_ST = np.maximum(np.minimum(wish_ST, budget_T - 1), 0)
     drafts_ST = np.minimum(allowed_ST, chain_T)
@@ -277,13 +286,11 @@ def expect(track: Track, run: PolicyRun, k_max: int) -> Expected:
     )
 
 
-def _wishes(run: PolicyRun, rows: int, k_max: int) -> np.ndarray:
+def _wishes(run: ArrayRun, rows: int, k_max: int) -> np.ndarray:
     """Draft length a policy asks for at each start, by what it remembers: int [S, T]; row 0 is a fresh run's."""
-    if not isinstance(run, AdaptiveRun):
-        return np.array([[run.next_k(t + 1) for t in range(rows)]])
-    found = []
-    for accepted in (None, *range(k_max + 1)):
-        run.accepted = accepted
-        found.append([run.next_k(t + 1) for t in range(rows)])
-    run.accepted = None
+    found = [[run.next_k(t + 1) for t in range(rows)]]
+    for accepted in range(k_max + 1) if run.policy.family == FLOOR else ():
+        after = copy.copy(run)
+        after.observe(RoundView(accepted, accepted, 0))
+        found.append([after.next_k(t + 1) for t in range(rows)])
     return np.array(found)

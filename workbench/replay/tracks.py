@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from workbench.core.errors import UserError
 from workbench.core.tape import first_pending
 from workbench.spec.options import GenerateOptions
-from workbench.spec.policies import Policy, PolicyRun
+from workbench.spec.policies import Policy, PolicyRun, trimmed
 
 if TYPE_CHECKING:
     from workbench.replay.table import DraftTable
@@ -126,10 +126,68 @@ def first_difference(table: DraftTable, column: str) -> tuple[str, str] | None:
     return (rows["doc_id"][0], rows[column][0]) if len(rows) else None
 
 
-def kept(run: PolicyRun, top_K: np.ndarray, k: int) -> tuple[int, str]:
-    """Length of a chain of up to k drafts, given what the policy reads in every slot, and why it ends."""
+class RoundCost(Protocol):
+    """How long a round takes, as ``CostModel`` knows it."""
+
+    def round_seconds(self, *, steps: int, drafted: int, context: int = 0) -> float:
+        """Duration of a round, seconds.
+
+        Args:
+            steps: Drafter steps.
+            drafted: Drafts verified.
+            context: Tokens known when the round starts.
+        """
+        ...
+
+
+def check_timed(policy: Policy, cost: RoundCost | None) -> None:
+    """Refuse a walk of a policy that reads time without a model of it.
+
+    Raises:
+        UserError: It does, and there is none.
+    """
+    if cost is None and getattr(policy, "timed", False):
+        raise UserError(
+            f"{type(policy).__name__} reads the duration of rounds, which a table does not hold: give cost=, such as a "
+            "CostModel"
+        )
+
+
+class Kept(NamedTuple):
+    """What a policy keeps of a chain.
+
+    Args:
+        drafted: Tokens kept.
+        cause: Why the chain ends there, as in ``RoundRecord.chain_stop``.
+        steps: Drafter steps run for it.
+    """
+
+    drafted: int
+    cause: str
+    steps: int
+
+
+def kept(run: PolicyRun, top_K: np.ndarray, k: int) -> Kept:
+    """What a policy keeps of a chain of up to k drafts.
+
+    Args:
+        run: The policy's run.
+        top_K: What it reads in every slot.
+        k: Drafts asked for.
+
+    Returns:
+        Tokens kept, why the chain ends, and the drafter steps.
+    """
+    n, cause, steps = k, "k" if k else "none", k
     for slot in range(k):
         why = run.drops(slot, float(top_K[slot]), 1)
         if why is not None:
-            return slot, why
-    return k, "k" if k else "none"
+            n, cause, steps = slot, why, slot + 1
+            break
+    stays = trimmed(run, n, 1)
+    return Kept(n, cause, steps) if stays == n else Kept(stays, "policy", steps)
+
+
+def seconds_of(cost: RoundCost | None, chain: Kept, committed: int) -> float:
+    """Duration of a round by a cost model; 0 without one."""
+    return 0.0 if cost is None else cost.round_seconds(steps=chain.steps, drafted=chain.drafted, context=committed)

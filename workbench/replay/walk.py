@@ -15,8 +15,18 @@ import numpy as np
 from workbench.core.errors import UserError, check_choice, check_int
 from workbench.core.frames import rounds_frame
 from workbench.core.records import RoundRecord
+from workbench.replay.oracle import begin
 from workbench.replay.ratio import check_ratio, ratio_rounds
-from workbench.replay.tracks import Track, first_difference, kept, policy_for, tracks
+from workbench.replay.tracks import (
+    RoundCost,
+    Track,
+    check_timed,
+    first_difference,
+    kept,
+    policy_for,
+    seconds_of,
+    tracks,
+)
 from workbench.spec.accept import accept_greedy
 from workbench.spec.policies import Policy, PolicyRun, RoundView
 
@@ -37,6 +47,7 @@ def walk(
     policy: Policy | None = None,
     estimator: str | None = None,
     seed: int | None = None,
+    cost: RoundCost | None = None,
     **given: Any,
 ) -> pl.DataFrame:
     """Rounds that a policy would have run over the recorded texts.
@@ -48,6 +59,8 @@ def walk(
         estimator: "own", "forced" or "ratio"; None takes "own" when every document is the target's own text, made as
             the table draws, else "forced".
         seed: Of the acceptances that "ratio" draws; None is 0. The others draw nothing.
+        cost: How long rounds take, for policies that read time, such as a ``CostModel``; None tells them 0, and refuses
+            ``Gate``.
         **given: Policy options by name, instead of a policy: p_min, pmin0, adaptive, floor, cap, floor_context,
             p_min_reads.
 
@@ -62,6 +75,7 @@ def walk(
     import polars as pl
 
     chosen = policy_for(table, k, policy, given)
+    check_timed(chosen, cost)
     picked = estimator or ("forced" if own_trouble(table) else "own")
     check_choice("estimator", picked, ESTIMATORS, hint="slot_rates(table) gives unconditional hits per slot")
     if seed is not None:
@@ -74,13 +88,12 @@ def walk(
         check_ratio(table, chosen)
     width, frames = int(table.manifest.model["hidden_size"]), []
     for i, track in enumerate(tracks(table)):
-        run = chosen.start(width=width)
         if picked == "ratio":
-            frames.append(ratio_rounds(track, run, seed or 0, i))
+            frames.append(ratio_rounds(track, chosen.start(width=width), seed or 0, i, cost))
             continue
         if picked == "own":
             check_own(track, rounding(table), drawn=not table.plain)
-        records = walk_track(track, run, picked)
+        records = walk_track(track, begin(chosen, track, picked, width=width), picked, cost)
         frames.append(rounds_frame(records, doc_id=track.doc_id, source=track.source))
     return pl.concat(frames).with_columns(pl.lit(picked).alias("estimator"))
 
@@ -136,13 +149,14 @@ def check_own(track: Track, rounding: float, *, drawn: bool = False) -> None:
         )
 
 
-def walk_track(track: Track, run: PolicyRun, estimator: str) -> list[RoundRecord]:
+def walk_track(track: Track, run: PolicyRun, estimator: str, cost: RoundCost | None = None) -> list[RoundRecord]:
     """Rounds of one document.
 
     Args:
         track: Its columns.
         run: A fresh run of the policy.
         estimator: "own", for a text that ``check_own`` passes, or "forced".
+        cost: How long rounds take; None for 0 seconds.
 
     Returns:
         Records equal to the live ones, without times.
@@ -155,8 +169,9 @@ def walk_track(track: Track, run: PolicyRun, estimator: str) -> list[RoundRecord
         budget = track.length - 1 - at
         wish = run.next_k(at + 1)
         k = max(0, min(wish, budget - 1))
-        drafted, cause = kept(run, read[at], k)
-        tried = track.draft_ids[at, : min(drafted + 1, k)]
+        chain = kept(run, read[at], k)
+        drafted = chain.drafted
+        tried = track.draft_ids[at, : chain.steps]
         assert (tried >= 0).all(), f"no draft recorded at {track.doc_id} {at} slot {int((tried < 0).argmax())}"
         drafts = track.draft_ids[at, :drafted].tolist()
         seen = track.draft_top1[at, :drafted].tolist()
@@ -176,12 +191,14 @@ def walk_track(track: Track, run: PolicyRun, estimator: str) -> list[RoundRecord
                 accepted=verdict.accepted,
                 emitted=len(verdict.emitted),
                 bonus=verdict.bonus,
-                chain_stop=cause,
+                chain_stop=chain.cause,
                 round_stop=verdict.round_stop or ("budget" if k < wish else ""),
+                steps=chain.steps,
             )
         )
+        seconds = seconds_of(cost, chain, at + 1)
         at += len(verdict.emitted)
-        run.observe(RoundView(len(drafts), verdict.accepted, at + 1))
+        run.observe(RoundView(len(drafts), verdict.accepted, at + 1, chain.steps, seconds))
     return records
 
 

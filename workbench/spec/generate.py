@@ -48,6 +48,7 @@ def generate(
     force: Tape | Sequence[int] | None = None,
     grammar: Grammar | None = None,
     cancel: Callable[[], bool] | None = None,
+    clock: Callable[[], float] | None = None,
     exact: bool | None = None,
     **given: object,
 ) -> Generation:
@@ -66,6 +67,7 @@ def generate(
             judged against both. ``max_new_tokens`` then bounds it from above.
         grammar: What the text must match; see ``workbench.spec.grammars``.
         cancel: Asked after every chunk of the prompt and every committed token whether to end here.
+        clock: Seconds, for the phases of rounds and for policies that read time; None for ``time.perf_counter``.
         exact: Numerical class; None for the model's own.
         **given: Options by name.
 
@@ -76,7 +78,8 @@ def generate(
         UserError: An option, the prompt or the length is not valid.
         CapabilityError: The checkpoint cannot draft and k > 0.
     """
-    for chunk in _run(model, prompt, options, policy, proposer, force, grammar, cancel, exact, given, streamed=False):
+    own = (options, policy, proposer, force, grammar, cancel, clock, exact, given)
+    for chunk in _run(model, prompt, *own, streamed=False):
         if chunk.generation is not None:
             return chunk.generation
     raise AssertionError("a run ends with its generation")
@@ -91,6 +94,7 @@ def stream(
     proposer: Proposer | None = None,
     grammar: Grammar | None = None,
     cancel: Callable[[], bool] | None = None,
+    clock: Callable[[], float] | None = None,
     exact: bool | None = None,
     **given: object,
 ) -> Iterator[Chunk]:
@@ -102,7 +106,8 @@ def stream(
     Raises:
         UserError: An option, the prompt or the length is not valid; before the first chunk.
     """
-    run = _run(model, prompt, options, policy, proposer, None, grammar, cancel, exact, given, streamed=True)
+    own = (options, policy, proposer, None, grammar, cancel, clock, exact, given)
+    run = _run(model, prompt, *own, streamed=True)
     first = next(run)
     return _chain(first, run)
 
@@ -121,6 +126,7 @@ def _run(
     force: Tape | Sequence[int] | None,
     grammar: Grammar | None,
     cancel: Callable[[], bool] | None,
+    clock: Callable[[], float] | None,
     exact: bool | None,
     given: dict[str, object],
     *,
@@ -152,6 +158,7 @@ def _run(
             proposer=proposer,
             capacity=len(ids) + opts.max_new_tokens,
             grammar=grammar,
+            clock=clock,
         )
         sink = session.sink(opts.max_new_tokens, cancel=cancel, text=streamed)
         try:

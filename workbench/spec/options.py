@@ -13,7 +13,7 @@ from workbench.sampling.options import ORDERS, Shaping, shaping_of
 from workbench.sampling.philox import Noise
 from workbench.spec.choose import ACCEPT_RULES, Chooser
 from workbench.spec.policies import AdaptiveFloor, FixedK, Policy
-from workbench.spec.policies.standard import STATISTICS
+from workbench.spec.policies.arrays import STATISTICS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,5 +187,6 @@ def refuse_anticipating(policy: Policy) -> None:
     if policy.anticipating:
         raise UserError(
             f"accept='ratio' with this {type(policy).__name__} policy would bend the target's law, since it reads a "
-            "token already drawn to decide whether it is drafted: use accept='coupled', p_min_reads='top', or p_min=0"
+            "token already drawn to decide whether it is drafted: use accept='coupled', p_min_reads='top' (statistic='top' of "
+            "a policy that decides slot by slot), or p_min=0"
         )

@@ -15,7 +15,7 @@ is fed alone first and the verify holds only drafts (base 0).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -23,16 +23,15 @@ import torch
 from torch import Tensor
 
 from workbench.cache.hybrid import HybridCache
-from workbench.core.errors import UserError
 from workbench.core.records import PhaseTimes, RoundRecord
 from workbench.model.hybrid import HybridModel, Rows, check_finite
-from workbench.sampling.law import Law, point_mass
 from workbench.sampling.pick import greedy, picks
-from workbench.spec.accept import Verdict, accept_greedy, accept_ratio, cut
-from workbench.spec.choose import Choice, Chooser, TargetRows, Walk
+from workbench.spec.accept import Verdict, cut
+from workbench.spec.choose import Chooser, TargetRows, Walk
 from workbench.spec.constraint import Constraint
 from workbench.spec.policies import PolicyRun, RoundView
-from workbench.spec.proposers import DraftContext, Proposal, Proposer
+from workbench.spec.propose import judge, propose
+from workbench.spec.proposers import Proposal, Proposer
 from workbench.spec.sink import Sink
 from workbench.spec.verify import verify
 
@@ -82,6 +81,7 @@ class DecodeState:
         sink: Where tokens are committed to, which may end the text; None takes them all.
         logprobs: Note the target's log-probability of every token.
         boundary: The last row the cache holds; None before any.
+        clock: Seconds, for phases and for policies that read time; None for ``time.perf_counter``.
     """
 
     model: HybridModel
@@ -98,6 +98,7 @@ class DecodeState:
     sink: Sink | None = None
     logprobs: bool = False
     boundary: Boundary | None = None
+    clock: Callable[[], float] | None = None
 
 
 def draft_length(state: DecodeState, budget: int) -> tuple[int, str]:
@@ -134,9 +135,10 @@ def run_round(state: DecodeState, budget: int, force: Sequence[int] | None = Non
 
     Raises:
         NonFiniteError: The target's logits hold NaN or infinity.
-        UserError: The proposer did not do what it was asked for.
+        UserError: The proposer or the policy did not do what it was asked for.
     """
-    began = perf_counter()
+    clock = state.clock or perf_counter
+    began = clock()
     k, bound = draft_length(state, budget)
     proposer, sink, start, base = state.proposer, state.sink, len(state.tokens) - 1, 1 if state.carry else 0
     walk = Walk(state.constraint) if state.constraint is not None else None
@@ -145,17 +147,17 @@ def run_round(state: DecodeState, budget: int, force: Sequence[int] | None = Non
     ckpt = state.cache.checkpoint()
     try:
         proposal = propose(state, k, base, walk) if k else NOTHING
-        drafted_at = perf_counter()
-        rows, logits_TV, issued_at = _verify(state, proposal, start)
+        drafted_at = clock()
+        rows, logits_TV, issued_at = _verify(state, proposal, start, clock)
         own = _own_tokens(state, logits_TV, proposal, walk)
-        read_at = perf_counter()
+        read_at = clock()
         verdict = judge(state, proposal, own, start, force)
         if sink is not None:
             verdict = cut(verdict, *sink.scan(verdict.emitted))
         drafts = proposal.tokens if verdict.bonus is not None else proposal.tokens[: verdict.accepted]
         keep = len(verdict.emitted)  # the pending row and every emitted draft but the new pending token
         said = _logprobs(logits_TV, verdict) if state.logprobs else ()
-        accepted_at = perf_counter()
+        accepted_at = clock()
         if proposer is not None:
             fed = [state.tokens[-1], *drafts][:keep]
             proposer.observe(torch.tensor([fed], device=state.model.device), rows.first(keep))
@@ -174,7 +176,7 @@ def run_round(state: DecodeState, budget: int, force: Sequence[int] | None = Non
         raise
     state.tokens.extend(verdict.emitted)
     state.boundary = Boundary.of(start + keep, rows, keep - 1, logits_TV[keep - 1])
-    committed_at = perf_counter()
+    committed_at = clock()
     record = RoundRecord(
         index=len(state.records),
         start=start,
@@ -195,104 +197,13 @@ def run_round(state: DecodeState, budget: int, force: Sequence[int] | None = Non
             commit=committed_at - accepted_at,
         ),
         logprobs=said,
+        steps=proposal.steps,
     )
     state.records.append(record)
     if state.policy is not None:
-        state.policy.observe(RoundView(len(drafts), verdict.accepted, len(state.tokens)))
+        seconds = committed_at - began
+        state.policy.observe(RoundView(len(drafts), verdict.accepted, len(state.tokens), proposal.steps, seconds))
     return record
-
-
-def judge(
-    state: DecodeState, proposal: Proposal, own: Sequence[int], start: int, force: Sequence[int] | None
-) -> Verdict:
-    """Which drafts stand: by equality with the target's own tokens, or by the ratio of the two laws.
-
-    Args:
-        state: The sequence.
-        proposal: The drafts.
-        own: The target's own token for every place after the pending one, read only as far as needed.
-        start: Position of the pending token.
-        force: Text to commit; None for the target's own.
-
-    Returns:
-        The verdict.
-    """
-    if not state.chooser.by_ratio:
-        return accept_greedy(proposal.tokens, own, stop_ids=state.stop_ids, force=force)
-    assert isinstance(own, TargetRows) and force is None
-    drafts, chooser = proposal.tokens, state.chooser
-    given = proposal.q or (None,) * len(drafts)
-    qs = [point_mass(token, own.logits_TV) if q is None else q for token, q in zip(drafts, given, strict=True)]
-    ps: dict[int, Law] = {}
-
-    def accepts(n: int) -> bool:
-        ps[n] = own.law(n)
-        return chooser.accepts(ps[n], qs[n], drafts[n], start + 1 + n, start)
-
-    return accept_ratio(
-        drafts,
-        accepts=accepts,
-        redraw=lambda n: chooser.redraw(ps[n], qs[n], start + 1 + n, start),
-        bonus=lambda: own[len(drafts)],
-        stop_ids=state.stop_ids,
-    )
-
-
-def propose(state: DecodeState, k: int, base: int, walk: Walk | None = None) -> Proposal:
-    """Ask the proposer for up to ``k`` tokens after the pending one; none that the constraint forbids.
-
-    Under the ratio rule the first forbidden one stays if it was drawn: it is rejected for certain, and what replaces it
-    then has the right law. To leave it out would give the target a fresh draw exactly where the drafter erred.
-    """
-    proposer, policy, chooser = state.proposer, state.policy, state.chooser
-    assert proposer is not None and policy is not None
-    position = len(state.tokens) - 1
-    reads_top = getattr(policy, "statistic", "drawn") == "top"
-
-    def drops(slot: int, p: float, top: float | None = None) -> str | None:
-        return policy.drops(slot, top if reads_top and top is not None else p, base)
-
-    guide = state.constraint
-    if guide is not None:
-        guide.draft_begin()
-    ended = False
-
-    def choose(logits_V: Tensor, drafted: Sequence[int]) -> Choice | None:
-        nonlocal ended
-        if ended:
-            return None
-        mask = None if guide is None or chooser.plain else drafter_mask(guide, logits_V)
-        if not chooser.can_draft(logits_V, mask):
-            return None
-        choice = chooser.draft(logits_V, [*state.tokens, *drafted], mask, position)
-        if guide is None or guide.draft_advance(choice.token):
-            return choice
-        ended = True
-        return choice if chooser.by_ratio else None  # the ratio rule must judge every token drawn, allowed or not
-
-    context = DraftContext(k, state.tokens[-1], position, drops, choose)
-    proposal = proposer.propose(context)
-    n = len(proposal.tokens)
-    if n > k or len(proposal.top1) != n or len(proposal.q or proposal.tokens) != n:
-        raise UserError(
-            f"proposer {proposer.name!r} gave {n} tokens with {len(proposal.top1)} probabilities where {k} were asked "
-            "for: a proposal holds at most ctx.k tokens, and one probability and one law, if any, for each"
-        )
-    if walk is not None:
-        legal = walk.legal(proposal.tokens)
-        if legal < n:
-            drawn = chooser.by_ratio and proposal.q is not None and proposal.q[legal] is not None
-            proposal = proposal.first(legal + drawn, "constraint")
-    return proposal
-
-
-def drafter_mask(guide: Constraint, logits_V: Tensor) -> Tensor | None:
-    """Ids the drafter may draw next; None where it has none of them, or the constraint leaves it unmasked."""
-    mask = guide.draft_mask()
-    if mask is None:
-        return None
-    here = mask.to(logits_V.device)
-    return here if bool(torch.isfinite(logits_V[here]).any()) else None
 
 
 def _own_tokens(state: DecodeState, logits_TV: Tensor, proposal: Proposal, walk: Walk | None) -> Sequence[int]:
@@ -308,14 +219,16 @@ def _logprobs(logits_TV: Tensor, verdict: Verdict) -> tuple[float, ...]:
     return tuple((chosen.double() - rows.logsumexp.double()).tolist())
 
 
-def _verify(state: DecodeState, proposal: Proposal, start: int) -> tuple[Rows, Tensor, float]:
+def _verify(
+    state: DecodeState, proposal: Proposal, start: int, clock: Callable[[], float]
+) -> tuple[Rows, Tensor, float]:
     """Rows fed, their logits for every place after the pending token, and when the forward was issued."""
     model, device = state.model, state.model.device
     pending = [state.tokens[-1]]
     feeds = [[*pending, *proposal.tokens]] if state.carry or not proposal.tokens else [pending, list(proposal.tokens)]
     parts = [verify(model, state.cache, torch.tensor([feed], device=device), rowwise=state.rowwise) for feed in feeds]
     rows = parts[0] if len(parts) == 1 else parts[0].joined(parts[1])
-    issued_at = perf_counter()
+    issued_at = clock()
     assert rows.logits_BTV is not None
     check_finite(rows.logits_BTV[0], start)
     return rows, rows.logits_BTV[0], issued_at

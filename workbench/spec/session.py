@@ -51,6 +51,7 @@ class Session:
         proposer: Replaces the MTP head; None uses it when k > 0.
         capacity: Longest text, tokens; None for the model's longest context.
         grammar: What the generated text must match; None for anything.
+        clock: Seconds, for the phases of rounds and for policies that read time; None for ``time.perf_counter``.
 
     Raises:
         UserError: The capacity is not within the model's context, or two options exclude each other.
@@ -66,6 +67,7 @@ class Session:
         proposer: Proposer | None = None,
         capacity: int | None = None,
         grammar: Grammar | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         began = perf_counter()
         self.options = opts = options or GenerateOptions()
@@ -117,6 +119,7 @@ class Session:
             chooser=chooser,
             constraint=None if grammar is None else grammar.start(),
             logprobs=opts.logprobs,
+            clock=clock,
         )
         self.captured: tuple[PrefixEntry, ...] = ()  # by the last ``feed``
         self.placing = False  # while a prefix entry is being restored
@@ -142,6 +145,7 @@ class Session:
         proposer: Proposer | None = None,
         capacity: int | None = None,
         grammar: Grammar | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> Session:
         """A session fed a prompt, with as much of it as a store holds restored instead of computed.
 
@@ -156,6 +160,7 @@ class Session:
             proposer: Replaces the MTP head.
             capacity: Longest text, tokens.
             grammar: What the generated text must match.
+            clock: As of a session.
 
         Returns:
             The session; its ``reuse`` tells how many tokens were restored and computed, and what was refused.
@@ -163,7 +168,8 @@ class Session:
         Raises:
             UserError: As ``feed``.
         """
-        session = cls(model, options=options, policy=policy, proposer=proposer, capacity=capacity, grammar=grammar)
+        own: dict[str, Any] = dict(policy=policy, proposer=proposer, capacity=capacity, grammar=grammar, clock=clock)
+        session = cls(model, options=options, **own)
         session.reuse = restored(session, tokens, store, boundaries=boundaries, sink=sink)
         return session
 

@@ -1,4 +1,4 @@
-"""What a policy decides: the next draft length, and whether a chain stops before it.
+"""What a policy decides: the next draft length, whether a chain stops before it, and how much of a chain stays.
 
 A policy is frozen data; ``start`` makes the mutable run that a session keeps. The same objects drive live rounds and
 walks over a recorded draft table. They know nothing of tensors.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from workbench.core.errors import UserError
+
 
 @dataclass(frozen=True)
 class RoundView:
@@ -18,18 +20,30 @@ class RoundView:
         drafted: Drafted tokens.
         accepted: Accepted ones.
         committed: Tokens known after the round, prompt included.
+        steps: Drafter steps run, those of dropped tokens included; -1, the default, stands for ``drafted``.
+        seconds: Duration of the round: live by the session's clock, in a walk by its cost model, else 0.
     """
 
     drafted: int
     accepted: int
     committed: int
+    steps: int = -1
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.steps == -1:
+            object.__setattr__(self, "steps", self.drafted)
 
 
 class PolicyRun(Protocol):
     """State of a policy over one sequence.
 
     A run may have an attribute ``statistic``: "drawn" (what a run without it reads) has ``drops`` read the drafter's
-    probability of the token just drawn, "top" the largest of its row, which does not anticipate the draw.
+    probability of the token just drawn, "top" the largest of its row, which does not anticipate the draw. It may have
+    a method ``trim(drafted, base)`` that says how many tokens of a finished chain stay; without it all do.
+
+    A round that fails is as if it had not begun, so ``next_k``, ``drops`` and ``trim`` are to keep nothing that
+    outlives their round. Sessions copy a run with ``copy.deepcopy`` to rewind and fork.
     """
 
     def next_k(self, committed: int) -> int:
@@ -60,7 +74,8 @@ class Policy(Protocol):
     """Frozen description of a policy.
 
     ``anticipating`` is True when a decision about slot j reads a token drawn at or after that slot; such a policy
-    keeps greedy and coupled output exact, and is refused by ratio acceptance.
+    keeps greedy and coupled output exact, and is refused by ratio acceptance. A policy may have an attribute ``timed``,
+    True when its runs read ``RoundView.seconds``: a walk then needs a cost model.
     """
 
     @property
@@ -76,3 +91,29 @@ class Policy(Protocol):
     def start(self, *, width: int) -> PolicyRun:
         """State for a new sequence on a model whose residual stream is ``width`` wide."""
         ...
+
+
+def trimmed(run: PolicyRun, drafted: int, base: int) -> int:
+    """How many tokens of a finished chain a policy keeps.
+
+    Args:
+        run: The policy's run.
+        drafted: Tokens of the chain.
+        base: 1 when the pending token rides in the verify, 0 when it was fed alone.
+
+    Returns:
+        A number from 0 to ``drafted``.
+
+    Raises:
+        UserError: The policy gave another number.
+    """
+    trim = getattr(run, "trim", None)
+    if trim is None or drafted == 0:
+        return drafted
+    stays = trim(drafted, base)
+    if not isinstance(stays, int) or not 0 <= stays <= drafted:
+        raise UserError(
+            f"{type(run).__name__}.trim returned {stays!r} for a chain of {drafted} tokens: it must say how many of "
+            f"them stay, an integer from 0 to {drafted}"
+        )
+    return stays

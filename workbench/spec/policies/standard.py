@@ -1,47 +1,17 @@
-"""The foundation's policies: fixed K and the adaptive floor, both with an optional probability threshold.
+"""Fixed K, the adaptive floor, and the ladder by width, all with an optional probability threshold.
 
-Source: seed 002 (K, PMIN, PMIN0, adaptive depth with floor, floor context and cap).
+Source: seed 002 (K, PMIN, PMIN0, adaptive depth with floor, floor context and cap); seed 001 (ladder, sequence cap).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from workbench.core.errors import check_choice, check_int, check_real
-from workbench.spec.policies.base import RoundView
-
-K_LIMIT = 64
-STATISTICS = ("drawn", "top")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Threshold:
-    """Drop a drafted token, and end its chain, when the drafter's probability of it is below ``p_min``.
-
-    Args:
-        p_min: Threshold in [0, 1]; 0 never drops.
-        pmin0: Apply it to slot 0 too; slot 0 stays exempt when the pending token was fed alone (base 0).
-        statistic: "drawn" tests the probability of the drafted token, "top" the largest of its row; under sampling
-            only the latter does not anticipate the draw.
-    """
-
-    p_min: float = 0.0
-    pmin0: bool = False
-    statistic: str = "drawn"
-
-    def __post_init__(self) -> None:
-        check_choice("statistic", self.statistic, STATISTICS)
-        check_real("p_min", self.p_min, low=0.0, high=1.0, hint="0 switches the threshold off")
-
-    @property
-    def anticipating(self) -> bool:
-        """Whether the threshold reads the token just drawn."""
-        return self.p_min > 0 and self.statistic == "drawn"
-
-    def drops(self, slot: int, top1: float, base: int) -> str | None:
-        """ "p_min" when the token is dropped, else None."""
-        tested = slot > 0 or (self.pmin0 and base == 1)
-        return "p_min" if tested and top1 < self.p_min else None
+from workbench.core.errors import UserError, check_int
+from workbench.spec.policies.arrays import K_LIMIT, Threshold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +23,8 @@ class FixedK(Threshold):
     """
 
     k: int = 3
+    family: ClassVar[str] = "fixed"
+    word: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,28 +34,6 @@ class FixedK(Threshold):
     def k_max(self) -> int:
         """The draft length."""
         return self.k
-
-    def start(self, *, width: int) -> FixedRun:
-        """A run; it has no state beyond the policy."""
-        return FixedRun(self)
-
-
-class FixedRun:
-    """Run of FixedK."""
-
-    def __init__(self, policy: FixedK) -> None:
-        self.policy, self.statistic = policy, policy.statistic
-
-    def next_k(self, committed: int) -> int:
-        """The fixed length."""
-        return self.policy.k
-
-    def drops(self, slot: int, top1: float, base: int) -> str | None:
-        """The threshold's verdict."""
-        return self.policy.drops(slot, top1, base)
-
-    def observe(self, view: RoundView) -> None:
-        """Nothing to learn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +55,8 @@ class AdaptiveFloor(Threshold):
     floor: int | None = None
     cap: int = 7
     floor_context: int = 1024
+    family: ClassVar[str] = "floor"
+    word: ClassVar[str] = "adaptive"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,38 +71,71 @@ class AdaptiveFloor(Threshold):
         """The effective cap."""
         return min(self.k, self.cap)
 
-    def start(self, *, width: int) -> AdaptiveRun:
-        """A run for a model of this width."""
-        return AdaptiveRun(self, width)
+    def own(self, width: int) -> Sequence[float]:
+        """Floor, and the committed length past which it is 1."""
+        if self.floor is not None:
+            return self.floor, math.inf
+        default = 4 if width >= 3500 else 2 if width >= 2500 else 1
+        return default, self.floor_context if default >= 4 else math.inf
 
 
-class AdaptiveRun:
-    """Run of AdaptiveFloor."""
+def parse_ladder(steps: str) -> tuple[tuple[int, int], ...]:
+    """Steps of a ladder, from text such as "4:3,8:2,16:1": up to 4 sequences draft 3 tokens each, up to 8 two.
 
-    def __init__(self, policy: AdaptiveFloor, width: int) -> None:
-        self.policy, self.statistic = policy, policy.statistic
-        self.default_floor = 4 if width >= 3500 else 2 if width >= 2500 else 1
-        self.accepted: int | None = None
+    Args:
+        steps: Pairs ``sequences:drafts`` in any order, spaces allowed around every number.
 
-    def floor(self, committed: int) -> int:
-        """The floor in force at a committed length."""
-        if self.policy.floor is not None:
-            return self.policy.floor
-        if self.default_floor >= 4 and committed > self.policy.floor_context:
-            return 1
-        return self.default_floor
+    Returns:
+        The pairs, by number of sequences.
 
-    def next_k(self, committed: int) -> int:
-        """clamp(accepted + 1, min(floor, cap), cap), or the cap before the first round."""
-        cap = self.policy.k_max
-        if self.accepted is None:
-            return cap
-        return max(min(self.floor(committed), cap), min(self.accepted + 1, cap))
+    Raises:
+        UserError: Any part is malformed; no part of the text is used then.
+    """
+    found: dict[int, int] = {}
+    for part in steps.split(",") if isinstance(steps, str) else [steps]:
+        pair = [piece.strip() for piece in part.split(":")] if isinstance(part, str) else []
+        good = len(pair) == 2 and all(piece.isascii() and piece.isdigit() and int(piece) > 0 for piece in pair)
+        if not good or int(pair[0]) in found:
+            raise UserError(
+                f"steps={steps!r} is not valid at {part!r}: a ladder is a text of pairs sequences:drafts, both at "
+                "least 1, each number of sequences once, such as '4:3,8:2,16:1'; max_lanes says where drafting ends"
+            )
+        found[int(pair[0])] = int(pair[1])
+    return tuple(sorted(found.items()))
 
-    def drops(self, slot: int, top1: float, base: int) -> str | None:
-        """The threshold's verdict."""
-        return self.policy.drops(slot, top1, base)
 
-    def observe(self, view: RoundView) -> None:
-        """Remember how much was accepted."""
-        self.accepted = view.accepted
+@dataclass(frozen=True, kw_only=True)
+class Ladder(Threshold):
+    """Draft length by the number of sequences decoded side by side.
+
+    The first step with room for ``lanes`` sequences counts, past the last step the last one; ``k`` is the ceiling.
+    Above ``max_lanes`` nothing is drafted.
+
+    Args:
+        steps: Pairs ``sequences:drafts``; see ``parse_ladder``.
+        k: Longest draft; 0 is plain decode.
+        lanes: Sequences decoded side by side.
+        max_lanes: Most sequences with which anything is drafted.
+    """
+
+    steps: str = "4:3,8:2,16:1"
+    k: int = 3
+    lanes: int = 1
+    max_lanes: int = 32
+    family: ClassVar[str] = "ladder"
+    word: ClassVar[str] = "ladder"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("k", self.k, low=0, high=K_LIMIT, hint="k=0 is plain decode")
+        check_int("lanes", self.lanes, low=1)
+        check_int("max_lanes", self.max_lanes, low=0)
+        parse_ladder(self.steps)
+
+    @property
+    def k_max(self) -> int:
+        """The draft length at this number of sequences."""
+        if self.lanes > self.max_lanes:
+            return 0
+        steps = parse_ladder(self.steps)
+        return min(next((drafts for room, drafts in steps if self.lanes <= room), steps[-1][1]), self.k)

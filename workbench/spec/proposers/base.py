@@ -48,16 +48,18 @@ class Proposal:
         top1: The drafter's probability of each, softmax at T = 1, unfiltered.
         stop_cause: "k", "p_min", "policy", "constraint", or "proposer" when it had no more to offer.
         q: The law each token was drawn from; None where a token is the proposer's only candidate.
+        steps: Drafter steps run, those of dropped tokens included; the round counts them.
     """
 
     tokens: tuple[int, ...]
     top1: tuple[float, ...]
     stop_cause: str
     q: tuple[Law | None, ...] | None = None
+    steps: int = 0
 
     def first(self, n: int, cause: str) -> Proposal:
         """The first n tokens, ended there by ``cause``."""
-        return Proposal(self.tokens[:n], self.top1[:n], cause, None if self.q is None else self.q[:n])
+        return Proposal(self.tokens[:n], self.top1[:n], cause, None if self.q is None else self.q[:n], self.steps)
 
 
 class Proposer:
