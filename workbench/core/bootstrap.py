@@ -8,7 +8,7 @@ Shapes: N rows, G documents, M quantities, D draws.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -146,6 +146,37 @@ def bootstrap_difference(
     draws_DM = _resample(num_a, den_a, draws, seed) - _resample(num_b, den_b, draws, seed)
     counts = ((den_a > 0) & (den_b > 0)).sum(0)
     return [_interval(value_M[m], draws_DM[:, m], int(counts[m]), draws, level) for m in range(len(value_M))]
+
+
+def bootstrap_of(
+    groups: ArrayLike,
+    sums: ArrayLike,
+    statistic: Callable[[np.ndarray], np.ndarray],
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+    level: float = LEVEL,
+) -> Interval:
+    """Percentile bootstrap of any function of sums, resampling whole groups.
+
+    Args:
+        groups: Document of each row, [N].
+        sums: What is summed over rows, [N, M].
+        statistic: From sums [D, M] of D draws to values [D]; NaN leaves a draw out.
+        draws: Resamples; default 2000.
+        seed: Seed of the resampling; the same documents and seed pair with ``bootstrap_by``.
+        level: Coverage; default 0.95.
+
+    Returns:
+        The interval of the statistic.
+
+    Raises:
+        UserError: Shapes that do not match, or an option out of range.
+    """
+    sums_GM, _, names = group_sums(groups, sums)
+    value = float(statistic(sums_GM.sum(0)[None])[0])
+    draws_D = np.concatenate([statistic(w_DG @ sums_GM) for w_DG in _weights(len(names), draws, seed)])
+    return _interval(value, draws_D, len(names), draws, level)
 
 
 def group_sums(

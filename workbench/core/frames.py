@@ -5,11 +5,11 @@ Polars is imported inside the functions: a machine without it can still make rec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from workbench.core.errors import UserError
+from workbench.core.errors import UserError, check_int
 from workbench.core.records import DraftStepTimes, PhaseTimes, RoundRecord, SetupTimes
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PHASES = tuple(item.name for item in fields(PhaseTimes))
 STAGES = tuple(item.name for item in fields(SetupTimes))
 STEP_PARTS = ("glue", "attention", "ffn", "head")
-GROUPS = ("round", "draft step", "setup")
+GROUPS = ("round", "predicted round", "draft step", "setup")
 
 T = TypeVar("T")
 
@@ -129,6 +129,27 @@ def phases_frame(
     return pl.DataFrame(
         [(group, part.replace("_", " "), *rest) for group, part, *rest in rows], schema=phase_schema(), orient="row"
     )
+
+
+def predicted_phases(seconds: Mapping[str, float], *, rounds: int, group: str = "predicted round") -> pl.DataFrame:
+    """What a cost model says of the phases of rounds, as a phases frame that goes beside a measured one.
+
+    Args:
+        seconds: Seconds of all rounds together by phase, such as {"draft": 0.4, "verify": 2.1, "commit": 0.1}.
+        rounds: Number of rounds they are the sum of.
+        group: Name of the bar; default "predicted round". A name with "predicted" in it is drawn as a prediction.
+
+    Returns:
+        A frame of ``phase_schema``, ms per round.
+
+    Raises:
+        UserError: No round.
+    """
+    import polars as pl
+
+    check_int("rounds", rounds, low=1)
+    rows = [(group, part.replace("_", " "), 1e3 * value / rounds, rounds, False) for part, value in seconds.items()]
+    return pl.DataFrame(rows, schema=phase_schema(), orient="row")
 
 
 def require(frame: pl.DataFrame, columns: Sequence[str], what: str) -> None:

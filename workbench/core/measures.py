@@ -1,4 +1,5 @@
-"""One number per set of rounds, with its interval: the differences of two runs, and rates along another quantity.
+"""One number per set of rounds, with its interval: the differences of two runs, and rates along another quantity;
+and which of many points no other one beats.
 
 Built on ``bootstrap``: documents are resampled, never rounds. Frames in, frames out, ready for ``plot``.
 """
@@ -150,6 +151,28 @@ def rate_by(
     ends_types = {**dict.fromkeys("low high centre".split(), pl.Float64), "rows": pl.Int64}
     values = dict.fromkeys("value value_low value_high".split(), pl.Float64)
     return pl.DataFrame(rows, schema={**names, **ends_types, **values}, orient="row")
+
+
+def non_dominated(cost: Any, gain: Any) -> np.ndarray:
+    """Which points no other point beats: none costs at most as much and gains at least as much, one of them strictly.
+
+    Args:
+        cost: What to keep small, [N].
+        gain: What to make large, [N].
+
+    Returns:
+        bool [N]; equal points stay together, points with NaN are dominated.
+    """
+    at, up = np.asarray(cost, np.float64), np.asarray(gain, np.float64)
+    out = np.zeros(len(at), bool)
+    known = np.flatnonzero(~(np.isnan(at) | np.isnan(up)))
+    order = known[np.lexsort((-up[known], at[known]))]
+    best, where = -np.inf, np.nan
+    for i in order:
+        # In the order of cost, a point stands when it gains more than everything cheaper.
+        if up[i] > best or (up[i] == best and at[i] == where):
+            out[i], best, where = True, up[i], at[i]
+    return out
 
 
 def _edges(at: np.ndarray, bins: int | Sequence[float]) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Acceptance figures: by position, by context depth, and the histogram of accepted lengths.
 
 Drawn from rounds frames (``core.frames.rounds_frame``) and nothing else; definitions are those of ``core.metrics``.
-Columns needed: doc_id, drafted, accepted; source for ``by="source"``; start for depth.
+Columns needed: doc_id, drafted, accepted; source for ``by="source"``; start for depth and ``by="depth"``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ KINDS = {
     "cond": "conditional: j accepted, of reached",
 }
 SHORT = {"joint": "joint", "reach": "reach", "cond": "conditional"}
-DEPTHS = (0, 512, 1024, 2048, 4096, 8192)
 
 
 def acceptance_by_position(
@@ -47,7 +46,8 @@ def acceptance_by_position(
     Args:
         frame: A rounds frame, or an object with ``rounds()``.
         ax: Axes to draw on; None for a new figure.
-        by: "source" for a line per source (default), None to pool them.
+        by: "source" for a line per source (default), "depth" for a line per bucket of context depth at the round's
+            start (edges 0, 512, 1,024, 2,048, 4,096, 8,192), None to pool them.
         kind: Any of "joint", "reach" and "cond"; default all three.
         ci: Draw 95 % bootstrap intervals by document; default True.
         seed: Seed of the bootstrap.
@@ -80,7 +80,8 @@ def acceptance_by_position(
         style.titles(
             ax, f"{one} by draft position", x="draft position j (tokens into the draft)", y="share of rounds, pooled"
         )
-    style.caption(ax, f"{_counts(rounds)}; pooled{style.intervals(rounds, ci, 'bars')}")
+    note = "; lines: tokens of context at the round's start" if by == "depth" else ""
+    style.caption(ax, f"{_counts(rounds)}; pooled{note}{style.intervals(rounds, ci, 'bars')}")
     return ax
 
 
@@ -109,11 +110,11 @@ def accepted_histogram(frame: Any, *, ax: Axes | None = None, by: str | None = N
         x = np.arange(longest + 1) + (i - (len(lines) - 1) / 2) * width
         bars = ax.bar(x, 100 * share, width=0.92 * width, color=style.colour(i), label=name)
         if len(lines) == 1:
-            ax.bar_label(bars, fmt="%.0f %%", fontsize=style.SMALL, color=style.INK, padding=2)
+            ax.bar_label(bars, fmt="%.0f %%", fontsize=style.SMALL, color=style.tone(ax), padding=2)
     ax.grid(False, axis="x")
     ax.set_xticks(range(longest + 1))
     if len(lines) > 1:
-        ax.legend(frameon=False, fontsize=style.BODY)
+        style.legend(ax)
     style.titles(
         ax, "Accepted tokens per round", x="accepted tokens in a round, without bonus", y="share of rounds (%)"
     )
@@ -127,7 +128,7 @@ def depth(
     ax: Axes | None = None,
     by: str | None = "source",
     value: str = "tau",
-    edges: Sequence[int] = DEPTHS,
+    edges: Sequence[int] = style.DEPTHS,
     ci: bool = True,
     seed: int = 0,
 ) -> Axes:
@@ -151,12 +152,12 @@ def depth(
     """
     check_choice("value", value, MEASURES)
     if len(edges) < 1 or list(edges) != sorted(set(edges)):
-        raise UserError(f"edges={edges!r} is not valid: give ascending token counts, such as {DEPTHS}")
+        raise UserError(f"edges={edges!r} is not valid: give ascending token counts, such as {style.DEPTHS}")
     rounds = style.as_rounds(frame, ("doc_id", "drafted", "accepted", "start"))
     lines, ax = style.series(rounds, by), style.axes(ax)
     if not len(rounds):
         return style.empty(ax, "rounds")
-    names = [_bucket(low, high) for low, high in zip(edges, [*edges[1:], None])]
+    names = style.buckets(edges)
     bucket = np.searchsorted(edges, rounds["start"].to_numpy(), side="right") - 1
     last = int(bucket.max()) + 1
     ends = []
@@ -193,13 +194,13 @@ def _in_panels(ax: Axes, found: dict[str, dict[str, list[Interval]]], kinds: Seq
         panel.set_ylim(-0.03, 1.03)
         named = [(name, found[name][one], i) for i, name in enumerate(found)]
         _lines(panel, named, ci, labels=p == len(kinds) - 1)
-        panel.set_title(SHORT[one], loc="left", fontsize=style.BODY, color=style.INK)
-        panel.set_xlabel("draft position j", fontsize=style.BODY)
+        panel.set_title(SHORT[one], loc="left", fontsize=style.BODY, color=style.tone(panel))
+        panel.set_xlabel("draft position j", fontsize=style.BODY, color=style.tone(panel))
         if p:
             panel.tick_params(labelleft=False)
         else:
-            panel.set_ylabel("share of rounds, pooled", fontsize=style.BODY)
-    ax.set_title("Acceptance by draft position", loc="left", fontsize=style.TITLE, fontweight="bold", pad=22)
+            panel.set_ylabel("share of rounds, pooled", fontsize=style.BODY, color=style.tone(panel))
+    style.panel_title(ax, "Acceptance by draft position", pad=22)
 
 
 def _lines(ax: Axes, named: Sequence[tuple[str, list[Interval], int]], ci: bool, *, labels: bool = True) -> None:
@@ -219,16 +220,8 @@ def _draw(
     ax: Axes, x: np.ndarray, intervals: Sequence[Interval], index: int, ci: bool, name: str
 ) -> list[tuple[float, float, str, str]]:
     """A line with interval bars; returns its end label, or nothing when no value is defined."""
-    known = [(float(a), one) for a, one in zip(x, intervals) if one.value is not None]
-    if not known:
-        return []
-    colour, marker = style.colour(index), style.marker(index)
-    values = [np.nan if one.value is None else one.value for one in intervals]
-    ax.plot(x, values, color=colour, marker=marker, markersize=4, linewidth=1.4, label=name)
-    bars = [(a, one.low, one.high) for a, one in known if one.low is not None]
-    if ci and bars:
-        ax.vlines(*zip(*bars), color=colour, linewidth=1.1, alpha=0.7)
-    return [(known[-1][0], float(known[-1][1].value or 0.0), name, colour)]
+    values, lows, highs = zip(*((one.value, one.low, one.high) for one in intervals)) if intervals else ((), (), ())
+    return style.line(ax, x, values, lows, highs, index=index, name=name, ci=ci)
 
 
 def _by_bucket(part: pl.DataFrame, edges: Sequence[int], buckets: int, value: str, seed: int) -> list[Interval]:
@@ -236,15 +229,6 @@ def _by_bucket(part: pl.DataFrame, edges: Sequence[int], buckets: int, value: st
     documents, top, bottom = parts(part, value)
     inside = (np.searchsorted(edges, part["start"].to_numpy(), side="right") - 1)[:, None] == np.arange(buckets)
     return bootstrap_by(documents, top[:, None] * inside, bottom[:, None] * inside, seed=seed)
-
-
-def _bucket(low: int, high: int | None) -> str:
-    """A bucket's name, such as "512-1k"."""
-
-    def short(n: int) -> str:
-        return f"{n // 1024}k" if n and n % 1024 == 0 else str(n)
-
-    return f"{short(low)}+" if high is None else f"{short(low)}–{short(high)}"
 
 
 def _counts(rounds: pl.DataFrame) -> str:

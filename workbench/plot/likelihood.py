@@ -62,11 +62,13 @@ def nll(frame: pl.DataFrame, *, ax: Axes | None = None, by: str | None = "source
     ax.set_yticks(range(len(rows)), [name for name, _ in rows])
     ax.set_ylim(len(rows) - 0.4, -0.6)
     for y, note in enumerate(notes):
-        ax.text(1.02, y, note, transform=ax.get_yaxis_transform(), va="center", fontsize=style.SMALL, color=style.INK)
+        ax.text(
+            1.02, y, note, transform=ax.get_yaxis_transform(), va="center", fontsize=style.SMALL, color=style.tone(ax)
+        )
     ax.margins(x=0.12)
     top = ax.secondary_xaxis("top", functions=(np.exp, lambda x: np.log(np.maximum(x, 1e-9))))
-    top.set_xlabel("perplexity (exp of nats per token)", fontsize=style.SMALL, color=style.MUTED)
-    top.tick_params(labelsize=style.SMALL, colors=style.MUTED)
+    top.set_xlabel("perplexity (exp of nats per token)", fontsize=style.SMALL, color=style.tone(ax, style.MUTED))
+    top.tick_params(labelsize=style.SMALL, colors=style.tone(ax, style.MUTED))
     top.spines["top"].set_visible(False)
     style.titles(ax, "Negative log-likelihood", x="NLL (nats per token)")
     counts = f"n = {style.counted(int(frame['n_tokens'].sum()), 'token')} of {style.counted(len(frame), 'document')}"

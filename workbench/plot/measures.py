@@ -1,13 +1,11 @@
-"""Figures of one number per run, bin or cell: paired differences, rates along a quantity, and grids.
+"""Figures of one number per run or bin: paired differences, and rates along a quantity.
 
-Drawn from the frames of ``core.measures``, and grids from any frame with two coordinates and a value.
+Drawn from the frames of ``core.measures``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from workbench.core.errors import UserError
 from workbench.core.frames import require
@@ -43,7 +41,7 @@ def differences(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
         raise UserError(f"the frame mixes measures {frame['measure'].unique().to_list()}: filter it to one")
     share = measure != "tau"
     scale, unit = (100, "points") if share else (1, "tokens")
-    ax.axvline(0, color=style.INK, linewidth=0.9)
+    ax.axvline(0, color=style.tone(ax), linewidth=0.9)
     for y, row in enumerate(frame.iter_rows(named=True)):
         if row["difference"] is None:
             continue
@@ -51,7 +49,9 @@ def differences(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
             ax.hlines(y, scale * row["low"], scale * row["high"], color=style.colour(y), linewidth=2.2, alpha=0.7)
         ax.plot(scale * row["difference"], y, color=style.colour(y), marker=style.marker(y), markersize=7)
         note = f"{scale * row['difference']:+.{1 if share else 3}f} {unit} → {_shown(row['value'], share)}"
-        ax.text(1.02, y, note, transform=ax.get_yaxis_transform(), va="center", fontsize=style.SMALL, color=style.INK)
+        ax.text(
+            1.02, y, note, transform=ax.get_yaxis_transform(), va="center", fontsize=style.SMALL, color=style.tone(ax)
+        )
     ax.set_yticks(range(len(frame)), frame["name"].to_list())
     ax.set_ylim(len(frame) - 0.4, -0.6)
     ax.margins(x=0.12)
@@ -95,58 +95,6 @@ def rate_by(frame: pl.DataFrame, *, ax: Axes | None = None, label: str = "", ind
     name, hit = frame["x"][0].replace("_", " "), frame["hit"][0].replace("_", " ")
     style.titles(ax, f"{hit.capitalize()} by {name}", x=name, y=f"share: {hit}")
     style.caption(ax, f"n = {int(frame['rows'].sum()):,}; bars: 95 % bootstrap by document")
-    return ax
-
-
-def grid(
-    frame: pl.DataFrame,
-    x: str,
-    y: str,
-    value: str,
-    *,
-    ax: Axes | None = None,
-    fmt: str = "{:.2f}",
-    cmap: str = "cividis",
-) -> Axes:
-    """A value over two coordinates, as a heat map with the number in every cell.
-
-    Args:
-        frame: One row per cell; cells that no row gives stay blank.
-        x: Column of the horizontal coordinate.
-        y: Column of the vertical coordinate.
-        value: Column of the value.
-        ax: Axes to draw on; None for a new figure.
-        fmt: Format of a number; default two decimals.
-        cmap: Colour map; default "cividis", which reads the same under colour-vision deficiency.
-
-    Returns:
-        The axes, coordinates in the order of their first rows.
-
-    Raises:
-        UserError: A column is missing, or two rows give one cell.
-    """
-    require(frame, (x, y, value), "a grid")
-    ax = style.axes(ax)
-    ax.grid(False)
-    if not len(frame):
-        return style.empty(ax, "cells")
-    if frame.select(x, y).is_duplicated().any():
-        raise UserError(f"two rows of the frame give the same cell of {x!r} and {y!r}: aggregate or filter it first")
-    names = [frame[one].unique(maintain_order=True).to_list() for one in (x, y)]
-    values = np.full((len(names[1]), len(names[0])), np.nan)
-    for at, up, one in frame.select(x, y, value).iter_rows():
-        values[names[1].index(up), names[0].index(at)] = np.nan if one is None else one
-    image = ax.imshow(values, cmap=cmap, aspect="auto", origin="lower")
-    for (row, column), one in np.ndenumerate(values):
-        if one == one:
-            red, green, blue, _ = image.cmap(image.norm(one))
-            ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
-            ax.text(column, row, fmt.format(one), ha="center", va="center", fontsize=style.SMALL, color=ink)
-    ax.set_xticks(range(len(names[0])), [str(one) for one in names[0]])
-    ax.set_yticks(range(len(names[1])), [str(one) for one in names[1]])
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-    style.titles(ax, value, x=x, y=y)
     return ax
 
 

@@ -7,51 +7,70 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from workbench.core.frames import GROUPS, phase_schema, require
+from workbench.core.errors import check_choice
+from workbench.core.frames import GROUPS, PHASES, phase_schema, require
 from workbench.plot import style
 
 if TYPE_CHECKING:
     import polars as pl
     from matplotlib.axes import Axes
 
-UNITS = {"round": "round", "draft step": "step", "setup": "generation"}
-NAMES = {"round": "one round", "draft step": "one draft step", "setup": "whole generation"}
+UNITS = {"round": "round", "predicted round": "round", "draft step": "step", "setup": "generation"}
+NAMES = {
+    "round": "one round",
+    "predicted round": "one round,\npredicted",
+    "draft step": "one draft step",
+    "setup": "whole generation",
+}
+# A phase of a round has one colour everywhere; a model that does not part the verify has that of its larger part.
+ROUND_COLOURS = {name.replace("_", " "): i for i, name in enumerate(PHASES)} | {"verify": 1}
+SCALES = ("share", "ms")
 LETTER = 0.62 * style.SMALL  # width of a letter, points, with some air
 
 
-def phase_anatomy(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Stacked horizontal bars of shares of time: round phases, draft-step anatomy and the setup split.
+def phase_anatomy(frame: pl.DataFrame, *, ax: Axes | None = None, scale: str = "share") -> Axes:
+    """Stacked horizontal bars of time: round phases, measured or predicted, draft-step anatomy and the setup split.
 
     The groups differ by orders of magnitude, so each bar is 100 % of its own group; parts carry milliseconds.
-    Groups measured with the device synchronised are hatched and marked: their total is no throughput number.
+    Groups measured with the device synchronised are hatched and marked: their total is no throughput number. Predicted
+    groups (``core.frames.predicted_phases``) are pale, with dotted edges.
 
     Args:
-        frame: A phases frame, ms being the mean per round, per draft step or per generation.
+        frame: A phases frame, ms being the mean per round, per draft step or per generation; frames concatenate.
         ax: Axes to draw on; None for a new figure.
+        scale: "share" (default), or "ms" for one scale in milliseconds, which suits groups of one kind, such as rounds
+            measured and predicted, or rounds of several policies.
 
     Returns:
         The axes.
 
     Raises:
-        UserError: A column is missing.
+        UserError: A column is missing, or the scale is unknown.
     """
     import polars as pl
 
+    check_choice("scale", scale, SCALES)
     require(frame, tuple(phase_schema()), "a phases frame")
-    known = [*GROUPS, *sorted({*frame["group"].unique()} - {*GROUPS})]
+    known = [*GROUPS, *(name for name in frame["group"].unique(maintain_order=True) if name not in GROUPS)]
     rows = [(name, part) for name in known if len(part := frame.filter(pl.col("group") == name))]
     ax = style.axes(ax, width=8.4, height=0.9 + 1.05 * max(len(rows), 1))
     if not rows:
         return style.empty(ax, "phases")
+    longest = max(float(part["ms"].sum()) for _, part in rows)
     for y, (name, part) in enumerate(rows):
-        _bar(ax, y, name, part)
+        _bar(ax, y, name, part, longest if scale == "ms" else float(part["ms"].sum()))
     ax.set_yticks(range(len(rows)), [_name(name, part) for name, part in rows])
     ax.set_ylim(len(rows) - 0.35, -0.5)
     ax.set_xlim(0, 100)
     ax.grid(False)
-    style.titles(ax, "Where the time goes", x="share of the group's time (%)")
+    if scale == "ms" and longest > 0:
+        from matplotlib.ticker import MaxNLocator
+
+        at = [tick for tick in MaxNLocator(5).tick_values(0, longest) if tick <= longest]
+        ax.set_xticks([100 * tick / longest for tick in at], [f"{tick:g}" for tick in at])
+    style.titles(ax, "Where the time goes", x="mean time (ms)" if scale == "ms" else "share of the group's time (%)")
     n = "; ".join(
-        f"{NAMES.get(name, name)}: mean of {style.counted(int(part['count'][0]), UNITS.get(name, 'sample'))}"
+        f"{_plain(name)}: mean of {style.counted(int(part['count'][0]), UNITS.get(name, 'sample'))}"
         for name, part in rows
     )
     marked = any(part["synchronised"].any() for _, part in rows)
@@ -59,33 +78,37 @@ def phase_anatomy(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _bar(ax: Axes, y: int, name: str, part: pl.DataFrame) -> None:
-    """One stacked bar with its labels: inside where they fit, else below with a leader."""
+def _bar(ax: Axes, y: int, name: str, part: pl.DataFrame, whole: float) -> None:
+    """One stacked bar with its labels: inside where they fit, else below with a leader; the axis spans ``whole``."""
     total = float(part["ms"].sum())
+    predicted, known = "predicted" in name, {*part["part"]} <= {*ROUND_COLOURS}
     left, narrow = 0.0, []
     percent = 100 / (0.82 * style.size(ax)[0])  # of the bar, per point; the layout will still narrow the axes a little
     for i, (label, ms, marked) in enumerate(part.select("part", "ms", "synchronised").iter_rows()):
-        share = 100 * ms / total if total > 0 else 0.0
+        share = 100 * ms / whole if whole > 0 else 0.0
+        ink = style.colour(ROUND_COLOURS[label] if known else i)
         ax.barh(
             y,
             share,
             left=left,
             height=0.46,
-            color=style.colour(i),
-            edgecolor="white",
+            facecolor=(ink, 0.45) if predicted else ink,
+            edgecolor=ink if predicted else "white",
+            linestyle=":" if predicted else "-",
             linewidth=0.8,
             hatch="///" if marked else None,
         )
         centre, lines = left + share / 2, (label, _ms(ms))
         left += share
         if share >= percent * LETTER * max(map(len, lines)):
-            text = ax.text(centre, y, "\n".join(lines), ha="center", va="center", fontsize=style.SMALL)
+            text = ax.text(centre, y, "\n".join(lines), ha="center", va="center", fontsize=style.SMALL, color=style.INK)
             # A pale box keeps the label legible on every colour and over the hatching.
             text.set_bbox({"facecolor": "white", "alpha": 0.82, "edgecolor": "none", "pad": 1.2})
         elif ms > 0:
-            narrow.append((centre, " ".join(lines), style.colour(i)))
+            narrow.append((centre, " ".join(lines), ink))
     _below(ax, y, narrow, percent)
-    ax.text(101, y, f"{_ms(total)}\nper {UNITS.get(name, 'sample')}", va="center", fontsize=style.BODY, color=style.INK)
+    note = f"{_ms(total)}\nper {UNITS.get(name, 'round' if known else 'sample')}"
+    ax.text(101, y, note, va="center", fontsize=style.BODY, color=style.tone(ax))
 
 
 def _below(ax: Axes, y: int, labels: list[tuple[float, str, str]], percent: float) -> None:
@@ -105,6 +128,11 @@ def _below(ax: Axes, y: int, labels: list[tuple[float, str, str]], percent: floa
 def _name(name: str, part: pl.DataFrame) -> str:
     """The bar's name, marked when the device was synchronised."""
     return NAMES.get(name, name) + ("\n(synchronised)" if part["synchronised"].any() else "")
+
+
+def _plain(name: str) -> str:
+    """The bar's name on one line."""
+    return NAMES.get(name, name).replace("\n", " ")
 
 
 def _ms(value: float) -> str:

@@ -45,7 +45,7 @@ def laws(frame: pl.DataFrame, *, ax: Axes | None = None, most: int = 12) -> Axes
         ax.bar(at, heights, 0.92 * width, color=style.colour(i), label=name)
     shown = [str(token) if isinstance(token, int) else repr(token)[1:-1] for token in tokens]
     ax.set_xticks(range(len(tokens)), shown, rotation=40 if max(map(len, shown)) > 4 else 0, ha="right")
-    ax.legend()
+    style.legend(ax)
     style.titles(ax, "Laws of the next token", x="token", y="share")
     return ax
 
@@ -81,7 +81,7 @@ def by_setting(
         if {"low", "high"} <= set(part.columns):
             known = part.drop_nulls(["low", "high"])
             ax.fill_between(known[x], known["low"], known["high"], color=ink, alpha=0.15, linewidth=0)
-    ax.legend()
+    style.legend(ax)
     measure = label or value.replace("_", " ")
     style.titles(ax, f"{measure.capitalize()} by {x.replace('_', ' ')}", x=x.replace("_", " "), y=measure)
     return ax
