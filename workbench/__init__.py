@@ -31,6 +31,10 @@ _LAZY = {
     "expected_rounds": "workbench.replay:expected_rounds",
     "live_rounds": "workbench.replay:live_rounds",
     "compare_rounds": "workbench.replay:compare_rounds",
+    "sweep": "workbench.sweep",
+    "load_sweep": "workbench.sweep:load_sweep",
+    "recommend": "workbench.sweep:recommend",
+    "compare_tables": "workbench.sweep:compare_tables",
     "plot": "workbench.plot",
     "display": "workbench.display",
     "FixedK": "workbench.spec.policies:FixedK",
@@ -59,6 +63,7 @@ __all__ = [
     "Chat",
     "compare_rounds",
     "compare_sessions",
+    "compare_tables",
     "corpus",
     "Corpus",
     "Cumulative",
@@ -76,6 +81,7 @@ __all__ = [
     "live_rounds",
     "load",
     "load_anchors",
+    "load_sweep",
     "load_table",
     "MinConfidence",
     "Oracle",
@@ -85,6 +91,7 @@ __all__ = [
     "policy_from",
     "PrefixStore",
     "quiet",
+    "recommend",
     "replay",
     "score",
     "Scripted",
@@ -92,6 +99,7 @@ __all__ = [
     "slot_rates",
     "stream",
     "Suspend",
+    "sweep",
     "Tape",
     "UserError",
     "walk",
@@ -138,6 +146,7 @@ if TYPE_CHECKING:
     )
     from workbench.spec.session import Session
     from workbench.spec.store import PrefixStore
+    from workbench.sweep import compare_tables, load_sweep, recommend, sweep
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ from workbench.cli.common import Outcome, add_common, load
 from workbench.cli.options import Kind, add_options, given
 from workbench.cli.parser import Parser, one_of, real, whole
 from workbench.core.errors import UserError
+from workbench.core.progress import progress
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 GO_ON = "finished cells are kept where --out was given: run the same command again to go on from there"
 TOP = 10  # rows shown
+TURNS, MEASURED_FROM, SPARE = 8, 64, 256  # of a measurement: repeats, shortest context, room for its rounds
+STRATEGY = "columns"  # how sessions commit on a CPU
 PUBLISHED = "published:"
 GRID = ("k", "p_min", "pmin0", "floor", "cap", "floor_context", "statistic")
 WALK = ("estimator", "width", "draws", "level", "resume")
@@ -186,6 +189,50 @@ def read_cost(args: argparse.Namespace, tables: dict[str, DraftTable]) -> CostMo
             f"{PUBLISHED}NAME, or measure"
         )
     return CostModel.load(args.cost)
+
+
+def measured(args: argparse.Namespace, tables: dict[str, DraftTable]) -> CostModel:
+    """Measure the phases of rounds on this machine.
+
+    Args:
+        args: The arguments: --model and its options, and --out, whose store goes by one measurement only.
+        tables: The tables, which must be of that model in that numerical class.
+
+    Returns:
+        The fitted model.
+
+    Raises:
+        UserError: A table is of another model or class, or the store was begun under another measurement.
+    """
+    from workbench.bench.phases import PhaseMeter, run_name
+    from workbench.model.fingerprint import fingerprint
+    from workbench.replay.cost import CostModel
+    from workbench.sweep.store import COST
+
+    kept = None if args.out is None else Path(args.out) / COST
+    if kept is not None and kept.is_file():
+        raise UserError(
+            f"--cost measure measures anew, and {args.out} holds cells under an earlier measurement: go on with "
+            f"--cost {kept}, or choose another --out"
+        )
+    model = load(args)
+    here = {"model": fingerprint(model), "exact": model.exact}
+    for name, one in tables.items():
+        if wrong := [what for what, value in here.items() if one.key[what] != value]:
+            raise UserError(
+                f"table {name!r} has {wrong[0]}={one.key[wrong[0]]!r} and --model {args.model!r} has "
+                f"{here[wrong[0]]!r}: measure with the table's model, and --exact or --fast as it was made"
+            )
+    longest = max(one.k_max for one in tables.values())
+    ends = [int(one.dataset.data.column("length").to_numpy().max()) for one in tables.values()]
+    room = model.config.max_position_embeddings - SPARE
+    contexts = sorted({min(max(context, 1), room) for context in (MEASURED_FROM, max(ends))})
+    meter = PhaseMeter(
+        model, exact=model.exact, contexts=contexts, k_max=longest, run=run_name(), strategies=[STRATEGY]
+    )
+    for _ in progress(range(TURNS), desc="measure phases", unit="turn"):
+        meter.turn()
+    return CostModel.fit(list(meter.rows()), name="measured")
 
 
 def checked_page(path: str) -> Path:

@@ -96,8 +96,8 @@ def sweep(
     with ExitStack() as stack:
         store = None
         if out is not None:
-            opened = CellStore(Path(out), walked, setting=setting, bootstrap=vars(bootstrap), resume=resume)
-            store = stack.enter_context(opened)
+            run: dict[str, Any] = {"bootstrap": vars(bootstrap), "cost": cost, "resume": resume}
+            store = stack.enter_context(CellStore(Path(out), walked, setting=setting, **run))
             finished = store.read()
 
         def keep(part: list[Cell]) -> None:

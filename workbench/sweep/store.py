@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,9 @@ from workbench.sweep.cells import COUNTS, SECONDS, SLOTS, Cell, Walked
 if TYPE_CHECKING:
     import pyarrow as pa
 
-KIND = "sweep"
+    from workbench.replay.cost import CostModel
+
+KIND, COST = "sweep", "cost.json"
 LIBRARIES = ("specdec-workbench", "numpy", "numba", "polars", "pyarrow")
 
 
@@ -71,6 +74,7 @@ class CellStore(ShardDirectory):
         walked: The tables of this run.
         setting: Cost, width and contexts.
         bootstrap: Draws, seed and level of this run's frame.
+        cost: The cost model of the setting, kept beside the cells; None for none.
         resume: Go on with what is there; False refuses a directory that holds anything.
 
     Raises:
@@ -87,14 +91,18 @@ class CellStore(ShardDirectory):
         *,
         setting: Mapping[str, Any],
         bootstrap: Mapping[str, Any],
+        cost: CostModel | None = None,
         resume: bool = True,
     ) -> None:
-        lists = {
+        files = {
             documents_file(one.name, one.content): json.dumps({"doc_id": one.documents, "source": one.sources}).encode()
             for one in walked
         }
+        if cost is not None:
+            with TemporaryDirectory() as place:
+                files[COST] = cost.save(Path(place) / COST).read_bytes()
         manifest = new_manifest(walked, setting, bootstrap)
-        super().__init__(out, manifest, plan=(), schema=cell_schema(), files=lists, resume=resume)
+        super().__init__(out, manifest, plan=(), schema=cell_schema(), files=files, resume=resume)
         self._cells: list[str] = []
 
     def differences(self, before: Manifest) -> list[str]:
