@@ -23,6 +23,7 @@ from workbench.cache.recurrent import RecurrentPlane
 from workbench.core.metrics import Telemetry, repeated_ngrams
 from workbench.core.records import RoundRecord
 from workbench.model.hybrid import HybridModel
+from workbench.spec import propose as proposing
 from workbench.spec import round as rounds
 from workbench.spec.accept import Verdict, accept_greedy
 from workbench.spec.options import GenerateOptions
@@ -306,7 +307,7 @@ def accepts_one_too_many(patch: pytest.MonkeyPatch) -> None:
         n = min(good.accepted + 1, len(draft))
         return Verdict(n, (*draft[:n], picks[n]), picks[n], "")
 
-    patch.setattr(rounds, "accept_greedy", wrong)
+    patch.setattr(proposing, "accept_greedy", wrong)
 
 
 def bonus_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
@@ -315,7 +316,7 @@ def bonus_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
         n = good.accepted
         return Verdict(n, (*draft[:n], picks[max(n - 1, 0)]), picks[max(n - 1, 0)], "")
 
-    patch.setattr(rounds, "accept_greedy", wrong)
+    patch.setattr(proposing, "accept_greedy", wrong)
 
 
 def commits(shift: int) -> Callable[[pytest.MonkeyPatch], None]:
@@ -399,7 +400,7 @@ def test_the_check_finds_a_stop_that_is_read_only_at_the_end_of_a_round(lively, 
     model, ids, own = lively(2)
     cells = [{**CELL, "cut": "stop", "proposer": "perfect", "k": k} for k in (3, 4, 5)]
     assert [check(model, ids, own, cell) for cell in cells] == [None] * 3
-    monkeypatch.setattr(rounds, "accept_greedy", lambda d, p, stop_ids, force: accept_greedy(d, p, force=force))
+    monkeypatch.setattr(proposing, "accept_greedy", lambda d, p, stop_ids, force: accept_greedy(d, p, force=force))
     monkeypatch.setattr(rounds, "cut", lambda verdict, kept, reason: verdict)
     found = [check(model, ids, own, cell) for cell in cells]
     assert sum(one is not None for one in found) >= 2, "at most one of these blocks ends with the stop token"

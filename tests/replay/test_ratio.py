@@ -332,7 +332,7 @@ class Strange(FixedK):
         class Other(type(run)):  # type: ignore[misc]
             pass
 
-        return Other(self)
+        return Other(self, self.params(width=width))
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_a_bad_request_is_a_sentence(table, given, says):
 
 
 def test_more_sentences(model, table, tmp_path):
-    with pytest.raises(UserError, match="is neither a FixedK nor an AdaptiveFloor: average walk"):
+    with pytest.raises(UserError, match="has no exact expectation: average walk"):
         expected_rounds(table, policy=Strange(k=2))
     assert len(walk(table, policy=Strange(k=2), estimator="ratio"))
     with pytest.raises(UserError, match="seed=4 goes with estimator='ratio': a walk by 'own' draws nothing"):

@@ -180,7 +180,7 @@ def test_a_cancel_mid_burst_loses_nothing(lively, after):
     lively.same(session)
 
 
-@pytest.mark.parametrize("point", ["check_finite", "accept_greedy", "commit"])
+@pytest.mark.parametrize("point", ["check_finite", "judge", "commit"])
 def test_an_error_between_verify_and_commit(lively, monkeypatch, point):
     session = lively.begin()
     session.generate(lively.ids, max_new_tokens=5)

@@ -312,7 +312,9 @@ def slots_of(outcome_GDA: np.ndarray) -> SlotCounts:
     Returns:
         The counts, [G, K] each.
     """
-    at_least_GDA = outcome_GDA[:, ::-1, ::-1].cumsum(1).cumsum(2)[:, ::-1, ::-1]  # d or more drafted, a or more accepted
+    at_least_GDA = (
+        outcome_GDA[:, ::-1, ::-1].cumsum(1).cumsum(2)[:, ::-1, ::-1]
+    )  # d or more drafted, a or more accepted
     slot = np.arange(outcome_GDA.shape[1] - 1)
     return SlotCounts(
         at_least_GDA[:, 0, 0],

@@ -10,12 +10,20 @@ import numpy as np
 
 from workbench.core.errors import UserError
 from workbench.core.tape import first_pending
+from workbench.replay.shards import shard_tables
 from workbench.spec.options import GenerateOptions
 from workbench.spec.policies import Policy, PolicyRun, trimmed
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from workbench.replay.table import DraftTable
 
+COLUMNS = (
+    *("doc_id", "source", "own", "prompt_len", "length", "token", "next_token", "target_id", "target_margin"),
+    *("draft_ids", "draft_top1"),
+)
+OPTIONAL = ("draft_top", "target_p", "forced_q", "forced_top")
 POLICY_OPTIONS = ("p_min", "pmin0", "adaptive", "floor", "cap", "floor_context", "p_min_reads")
 
 
@@ -57,10 +65,19 @@ class Track:
 
 
 def tracks(table: DraftTable) -> Iterator[Track]:
-    """Documents of a table, in order."""
-    columns = ("doc_id", "source", "own", "prompt_len", "length", "token", "next_token", "target_id", "target_margin")
-    more = [name for name in ("draft_top", "target_p", "forced_q", "forced_top") if name in table.frame.columns]
-    frame = table.frame.select(*columns, "draft_ids", "draft_top1", *more)
+    """Documents of a table, in order, read a shard at a time."""
+    import polars as pl
+
+    more = [name for name in OPTIONAL if name in table.dataset.column_names]
+    for shard in shard_tables(table, (*COLUMNS, *more)):
+        frame = pl.from_arrow(shard)
+        assert isinstance(frame, pl.DataFrame)
+        yield from tracks_of(frame)
+
+
+def tracks_of(frame: pl.DataFrame) -> Iterator[Track]:
+    """Documents of some rows of a table, whole documents in order."""
+    more = [name for name in OPTIONAL if name in frame.columns]
     for part in frame.partition_by("doc_id", maintain_order=True):
         head = part.row(0, named=True)
         ids = np.where(np.isnan(raw := np.array(part["draft_ids"].to_numpy(), dtype=np.float64)), -1, raw)
@@ -120,10 +137,11 @@ def policy_for(table: DraftTable, k: int, policy: Policy | None, given: dict[str
 
 def first_difference(table: DraftTable, column: str) -> tuple[str, str] | None:
     """First document whose text was made otherwise than this table says, and how; None when there is none."""
-    import polars as pl
+    import pyarrow.compute as pc
 
-    rows = table.frame.filter(pl.col(column) != "").select("doc_id", column).head(1)
-    return (rows["doc_id"][0], rows[column][0]) if len(rows) else None
+    columns = table.dataset.data.table
+    at = pc.index(pc.not_equal(columns[column], ""), True).as_py()
+    return None if at < 0 else (columns["doc_id"][at].as_py(), columns[column][at].as_py())
 
 
 class RoundCost(Protocol):

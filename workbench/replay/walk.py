@@ -28,7 +28,7 @@ from workbench.replay.tracks import (
     tracks,
 )
 from workbench.spec.accept import accept_greedy
-from workbench.spec.policies import Policy, PolicyRun, RoundView
+from workbench.spec.policies import Oracle, Policy, PolicyRun, RoundView, Scripted
 
 if TYPE_CHECKING:
     import polars as pl
@@ -84,6 +84,65 @@ def walk(
             raise UserError(f"seed={seed} goes with estimator='ratio': a walk by {picked!r} draws nothing")
     if picked == "own" and (trouble := own_trouble(table)):
         raise UserError(trouble)
+    return picked
+
+
+def check_timed(policy: Policy, cost: Any) -> None:
+    """Refuse a policy that reads time where nothing gives rounds a duration."""
+    if cost is None and getattr(policy, "timed", False):
+        raise UserError(
+            f"{policy!r} reads how long rounds take, and a walk measures none: give cost=, such as CostModel.from_ratios(..)"
+        )
+
+
+def track_rounds(
+    track: Track,
+    policy: Policy,
+    estimator: str,
+    *,
+    width: int,
+    seed: int = 0,
+    sequence: int = 0,
+    seconds: RoundSeconds | None = None,
+) -> pl.DataFrame:
+    """Rounds of one document, which ``check_own`` passes when the estimator is "own".
+
+    Args:
+        track: Its columns.
+        policy: The policy.
+        estimator: "own", "forced" or "ratio".
+        width: Width of the model's residual stream.
+        seed: Of the acceptances that "ratio" draws.
+        sequence: The document's stream under it: its place in the table.
+        seconds: Durations of rounds, for policies that read them; None makes every round take 0.
+
+    Returns:
+        A rounds frame.
+    """
+    if isinstance(policy, Oracle):
+        policy = scheduled(policy, track, estimator)
+    run = policy.start(width=width)
+    if estimator == "ratio":
+        return ratio_rounds(track, run, seed, sequence, seconds)
+    return rounds_frame(walk_track(track, run, estimator, seconds), doc_id=track.doc_id, source=track.source)
+
+
+def oracle_schedules(table: DraftTable, policy: Oracle, *, estimator: str | None = None) -> dict[str, Scripted]:
+    """The draft lengths of an oracle on every recorded text, as policies that run live.
+
+    Args:
+        table: The draft table.
+        policy: The oracle.
+        estimator: "own" or "forced"; None as for ``walk``.
+
+    Returns:
+        A Scripted policy by document id.
+
+    Raises:
+        UserError: The table has too few slots, or its texts are not what the estimator needs.
+    """
+    policy_for(table, 0, policy, {})
+    picked = chosen_estimator(table, estimator, None)
     if picked == "ratio":
         check_ratio(table, chosen)
     width, frames = int(table.manifest.model["hidden_size"]), []
@@ -101,7 +160,7 @@ def walk(
 def own_trouble(table: DraftTable) -> str:
     """Why the texts of a table are not what the target would generate by itself, as recorded; "" when they are."""
     if table.plain:
-        if set(table.frame["own"].unique()) == {"greedy"}:
+        if set(table.dataset.unique("own")) == {"greedy"}:
             return ""
         return "estimator='own' needs texts that this target generated greedily (wb.own_tapes); use 'forced' for others"
     found = first_difference(table, "draws_differ")

@@ -187,6 +187,6 @@ def refuse_anticipating(policy: Policy) -> None:
     if policy.anticipating:
         raise UserError(
             f"accept='ratio' with this {type(policy).__name__} policy would bend the target's law, since it reads a "
-            "token already drawn to decide whether it is drafted: use accept='coupled', p_min_reads='top' (statistic='top' of "
-            "a policy that decides slot by slot), or p_min=0"
+            "token already drawn to decide whether it is drafted: use accept='coupled', p_min_reads='top' (of a policy "
+            "that decides slot by slot, statistic='top'), or p_min=0"
         )
