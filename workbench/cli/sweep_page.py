@@ -99,7 +99,9 @@ def _tables(frame: pl.DataFrame, objective: str) -> Iterator[str]:
             f"{first['table']}: {first['estimator']} walk at temperature {first['temperature']:g}, all sources, by "
             f"{LABELS[objective]}."
         )
-        yield table([name.replace("_", " ") for name in names], [_cells(row, names) for row in rows.iter_rows(named=True)])
+        yield table(
+            [name.replace("_", " ") for name in names], [_cells(row, names) for row in rows.iter_rows(named=True)]
+        )
 
 
 def _cells(row: dict[str, Any], names: Sequence[str]) -> list[str]:

@@ -130,7 +130,11 @@ def quantities_of(given: Sequence[str] | None, *, timed: bool) -> tuple[str, ...
     Raises:
         UserError: One is not known, or needs a cost model.
     """
-    names = (QUANTITIES + (TIMED if timed else ())) if given is None else tuple([given] if isinstance(given, str) else given)
+    names = (
+        (QUANTITIES + (TIMED if timed else ()))
+        if given is None
+        else tuple([given] if isinstance(given, str) else given)
+    )
     for name in names:
         check_choice("quantities", name, RATIOS)
         if name in TIMED and not timed:

@@ -158,15 +158,19 @@ def _metrics(
             if (pair := stacked(part, quantity, index_G)) is not None:
                 found[quantity] = bootstrap_by(names_G, *pair, draws=draws, seed=seed, level=level)
         for i, cell in enumerate(part):
-            yield cell, _values(cell, index_G) | {
-                column: value
-                for quantity, listed in found.items()
-                for column, value in (
-                    (quantity, listed[i].value),
-                    (f"{quantity}_low", listed[i].low),
-                    (f"{quantity}_high", listed[i].high),
-                )
-            }
+            yield (
+                cell,
+                _values(cell, index_G)
+                | {
+                    column: value
+                    for quantity, listed in found.items()
+                    for column, value in (
+                        (quantity, listed[i].value),
+                        (f"{quantity}_low", listed[i].low),
+                        (f"{quantity}_high", listed[i].high),
+                    )
+                },
+            )
 
 
 def _values(cell: Cell, index_G: np.ndarray) -> dict[str, Any]:

@@ -159,6 +159,4 @@ def walk_all(
     Returns:
         The counts, made as they are asked for.
     """
-    return walk_counts(
-        table, policies, estimator=walked.estimator, seed=walked.seed, contexts=CONTEXTS, cost=cost
-    )
+    return walk_counts(table, policies, estimator=walked.estimator, seed=walked.seed, contexts=CONTEXTS, cost=cost)

@@ -102,7 +102,9 @@ class Recommendation:
     def _card(self) -> Any:
         from workbench.display import card
 
-        how = "–" if self.probability_best is None else f"{100 * self.probability_best:.0f} % of {self.draws:,} resamples"
+        how = (
+            "–" if self.probability_best is None else f"{100 * self.probability_best:.0f} % of {self.draws:,} resamples"
+        )
         rows: list[tuple[str, Any]] = [(self.objective, self.value)]
         if self.low is not None:
             rows.append((f"{100 * self.level:g} % interval", f"{self.low:.4g} to {self.high:.4g}"))
@@ -113,7 +115,11 @@ class Recommendation:
             rows.append(("same rounds as", self.same))
         rows += [("judged by", f"{self.documents:,} documents of {self.table}, source {self.source}")]
         rows += [("policies", self.candidates)]
-        note = "" if self.sure else "Not sure: other policies come first in some resamples, or there are too few documents."
+        note = (
+            ""
+            if self.sure
+            else "Not sure: other policies come first in some resamples, or there are too few documents."
+        )
         return card(f"Recommended: {self.label}", rows, note)
 
     def __repr__(self) -> str:
@@ -164,7 +170,9 @@ def recommend(
     names_G = np.array(walked.documents)[index_G]
     pair = stacked(cells, objective, index_G)
     if pair is None:
-        raise UserError(f"the sweep has no {objective}, which needs a cost model: sweep with cost=..., or choose another objective")
+        raise UserError(
+            f"the sweep has no {objective}, which needs a cost model: sweep with cost=..., or choose another objective"
+        )
     top_GM, bottom_GM = pair
     same = _alike(top_GM, bottom_GM)
     firsts = [members[0] for members in same]
@@ -174,7 +182,9 @@ def recommend(
     order = np.argsort(-value_M, kind="stable")
     best = int(order[0])
     if value_M[best] == -np.inf:
-        raise UserError(f"no policy has {objective} over source {source!r}: nothing was drafted there; choose another objective")
+        raise UserError(
+            f"no policy has {objective} over source {source!r}: nothing was drafted there; choose another objective"
+        )
     second = int(order[1]) if len(order) > 1 and value_M[order[1]] > -np.inf else None
     share_M = _shares(names_G, top_GM, bottom_GM, draws, seed) if len(names_G) > 1 else None
     options: dict[str, Any] = {"draws": draws, "seed": seed, "level": bootstrap.level}

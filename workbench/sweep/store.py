@@ -180,7 +180,9 @@ def read_store(path: Path) -> tuple[Manifest, list[Walked], list[Cell]]:
     for name, identity in manifest.parameters["tables"].items():
         listed = json.loads((path / documents_file(name, identity["content"])).read_text("utf-8"))
         pair = tuple(listed["doc_id"]), tuple(listed["source"])
-        walked.append(Walked(name, identity["key"], identity["content"], identity["estimator"], identity["seed"], *pair))
+        walked.append(
+            Walked(name, identity["key"], identity["content"], identity["estimator"], identity["seed"], *pair)
+        )
     return manifest, walked, [cell for shard in manifest.shards for cell in read_part(path / shard["file"])]
 
 
