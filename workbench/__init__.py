@@ -27,6 +27,8 @@ _LAZY = {
     "score": "workbench.replay:score",
     "own_tapes": "workbench.replay:own_tapes",
     "walk": "workbench.replay:walk",
+    "walk_counts": "workbench.replay:walk_counts",
+    "counts_of": "workbench.replay:counts_of",
     "slot_rates": "workbench.replay:slot_rates",
     "expected_rounds": "workbench.replay:expected_rounds",
     "live_rounds": "workbench.replay:live_rounds",
@@ -66,6 +68,7 @@ __all__ = [
     "compare_tables",
     "corpus",
     "Corpus",
+    "counts_of",
     "Cumulative",
     "display",
     "Ema",
@@ -103,6 +106,7 @@ __all__ = [
     "Tape",
     "UserError",
     "walk",
+    "walk_counts",
 ]
 
 if TYPE_CHECKING:
@@ -115,6 +119,7 @@ if TYPE_CHECKING:
     from workbench.facade import load
     from workbench.replay import (
         compare_rounds,
+        counts_of,
         expected_rounds,
         live_rounds,
         load_table,
@@ -124,6 +129,7 @@ if TYPE_CHECKING:
         score,
         slot_rates,
         walk,
+        walk_counts,
     )
     from workbench.spec import grammars
     from workbench.spec.chat import Chat

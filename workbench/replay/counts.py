@@ -213,20 +213,7 @@ class WalkCounts:
         Raises:
             UserError: It is of another policy, estimator, k_max or contexts, or shares a document.
         """
-        if not self._same_kind(other):
-            raise UserError(
-                f"counts of {self.policy!r} by {self.estimator!r} and of {other.policy!r} by {other.estimator!r} do not "
-                "merge: policy, estimator, k_max and contexts must be equal"
-            )
-        if both := set(self.documents) & set(other.documents):
-            raise UserError(f"both counts hold document {min(both)!r}: merge walks over different documents")
-        return replace(
-            self,
-            documents=self.documents + other.documents,
-            sources=self.sources + other.sources,
-            **{name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in ARRAYS},
-            route=self.route if self.route == other.route else "plain",
-        )
+        return joined([self, other])
 
 
 ARRAYS = ("emitted_G", "outcome_GDA", "whole_GDA", "work_GCSD")
@@ -301,6 +288,25 @@ def counts_of(
     return WalkCounts(
         policy, estimator, k_max, names, sources, edges, emitted_G, outcome_GDA, whole_GDA, work_GCSD
     )  # fmt: skip
+
+
+def joined(parts: Sequence[WalkCounts]) -> WalkCounts:
+    """The counts of several walks of one policy over different documents, in order; see ``WalkCounts.merge``."""
+    head = parts[0]
+    for other in parts[1:]:
+        if not head._same_kind(other):
+            raise UserError(
+                f"counts of {head.policy!r} by {head.estimator!r} and of {other.policy!r} by {other.estimator!r} do "
+                "not merge: policy, estimator, k_max and contexts must be equal"
+            )
+    names = [name for part in parts for name in part.documents]
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise UserError(f"two of the counts hold document {twice!r}: merge walks over different documents")
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
+    sources = tuple(source for part in parts for source in part.sources)
+    route = "fast" if all(part.route == "fast" for part in parts) else "plain"
+    return replace(head, documents=tuple(names), sources=sources, route=route, **arrays)
 
 
 def slots_of(outcome_GDA: np.ndarray) -> SlotCounts:

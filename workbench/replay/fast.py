@@ -17,13 +17,12 @@ import numpy as np
 
 from workbench.core.errors import UserError, check_int
 from workbench.core.progress import progress
-from workbench.replay.counts import CONTEXTS, WalkCounts, check_contexts, counts_of
-from workbench.replay.oracle import curve
+from workbench.replay.counts import CONTEXTS, WalkCounts, check_contexts, counts_of, joined
 from workbench.replay.ratio import check_ratio
 from workbench.replay.rows import Documents, Rows, shard_rows
-from workbench.replay.timing import RoundSeconds
-from workbench.replay.tracks import policy_for, tracks
-from workbench.replay.walk import check_own, check_timed, chosen_estimator, rounding, track_rounds
+from workbench.replay.timing import CostGrid, RoundSeconds
+from workbench.replay.tracks import check_timed, policy_for, tracks
+from workbench.replay.walk import check_own, chosen_estimator, rounding, track_rounds
 from workbench.spec.policies import ArrayPolicy, Oracle, Policy, Scripted
 from workbench.spec.policies.rules import FAMILIES, PARAMS
 
@@ -41,7 +40,7 @@ def walk_counts(
     estimator: str | None = None,
     seed: int | None = None,
     contexts: Sequence[int] = CONTEXTS,
-    cost: Any = None,
+    cost: CostGrid | None = None,
     threads: int | None = None,
 ) -> Iterator[WalkCounts]:
     """Walk many policies over a draft table and count their rounds.
@@ -53,8 +52,8 @@ def walk_counts(
         seed: Of the acceptances that "ratio" draws; None is 0.
         contexts: Lower edges of buckets of committed length that work is counted by; default (0, 128, 512, 2048, 8192,
             32768).
-        cost: Gives rounds their seconds, for policies that read a clock: an object with ``grid(k_max, contexts=...)``,
-            such as a CostModel.
+        cost: How long rounds take, for policies that read time: a ``CostModel``, or what else has its ``grid``; None
+            tells them 0, and refuses ``Gate``.
         threads: Threads to walk on; None takes torch's.
 
     Returns:
@@ -96,22 +95,21 @@ def _counts(
     picked: str,
     seed: int,
     edges: tuple[int, ...],
-    cost: Any,
+    cost: CostGrid | None,
     threads: int,
 ) -> Iterator[WalkCounts]:
     documents = Documents.of(table)
-    reached = tuple(edge for edge in edges if edge < max(documents.longest, 1))
-    seconds = RoundSeconds.of(cost, max(policy.k_max for policy in policies), documents.longest)
-    total = len(policies) * sum(int(shard["rows"]) for shard in table.manifest.shards)
+    reached = tuple(edge for edge in edges if edge < documents.longest)
+    total = len(policies) * sum(documents.rows)
     with progress(total, desc="walk", unit="row") as bar, ThreadPoolExecutor(threads) as pool:
         at = 0
         while at < len(policies):
             batch = Batch(policies[at:], documents, picked, reached, edges)
             if batch.policies:
-                batch.walk(table, seed, seconds, threads, pool, bar)
+                batch.walk(table, seed, cost, threads, pool, bar)
                 yield from batch.results()
             else:
-                yield _plain(table, policies[at], documents, picked, seed, edges, seconds, bar)
+                yield _plain(table, policies[at], documents, picked, seed, edges, cost, bar)
             at += max(len(batch.policies), 1)
 
 
@@ -126,6 +124,7 @@ class Task:
         slots_P: Their longest drafts.
         base_P: Where their counts begin.
         planned: The one policy whose draft lengths are known beforehand; None for others.
+        seconds_LSD: Durations of rounds; one 0 where the policies read no time.
     """
 
     kernel: Callable[..., None]
@@ -134,16 +133,27 @@ class Task:
     slots_P: np.ndarray
     base_P: np.ndarray
     planned: Oracle | Scripted | None
+    seconds_LSD: np.ndarray
+
+    def run(self, rows: Rows, shift: int, contexts: np.ndarray, counts: np.ndarray) -> int:
+        """Count the rounds of a shard before which ``shift`` documents came; how many rows were walked."""
+        self.kernel(
+            self.params_PN, self.slots_P, self.base_P, *self.plan(rows), rows.match_R, rows.prob_RK[self.statistic],
+            rows.begin_G, rows.first_G, rows.end_G, shift, contexts, self.seconds_LSD, len(self.seconds_LSD) > 1,
+            counts,
+        )  # fmt: skip
+        return len(self.slots_P) * len(rows.match_R)
 
     def plan(self, rows: Rows) -> tuple[np.ndarray, bool]:
         """Draft lengths of a planned policy, by row or by round, and whether by round."""
         if self.planned is None:
             return np.zeros(1, np.int64), False
         if isinstance(self.planned, Oracle):
-            from workbench.replay.kernel import plan_kernel
+            from workbench.replay.kernel import plan_rows
 
-            plan_R = np.zeros(len(rows.match_R), np.int64)
-            plan_kernel()(rows.match_R, rows.begin_G, rows.first_G, rows.end_G, curve(self.planned), plan_R)
+            given, plan_R = self.planned.seconds, np.zeros(len(rows.match_R), np.int64)
+            seconds_K = np.zeros(self.planned.k + 1) if given is None else np.array(given, np.float64)
+            plan_rows(rows.match_R, rows.begin_G, rows.first_G, rows.end_G, seconds_K, given is None, plan_R)
             return plan_R, False
         by_start = self.planned.by_start
         if by_start is None:
@@ -187,46 +197,50 @@ class Batch:
         self.emitted_G = np.zeros(len(documents.ids), np.int64)
 
     def walk(
-        self, table: DraftTable, seed: int, seconds: RoundSeconds, threads: int, pool: ThreadPoolExecutor, bar: Any
+        self,
+        table: DraftTable,
+        seed: int,
+        cost: CostGrid | None,
+        threads: int,
+        pool: ThreadPoolExecutor,
+        bar: Any,
     ) -> None:
         """Walk every policy over every shard."""
-        contexts, costs = np.array(self.reached, np.int64), np.array(seconds.contexts, np.int64)
-        tasks, shift = list(self._tasks(int(table.manifest.model["hidden_size"]), threads)), 0
+        tasks = list(self._tasks(int(table.manifest.model["hidden_size"]), cost, threads))
+        contexts, shift = np.array(self.reached, np.int64), 0
         for rows in shard_rows(table, self.picked, seed):
-            waiting = [
-                pool.submit(
-                    task.kernel, task.params_PN, task.slots_P, task.base_P, *task.plan(rows), rows.match_R,
-                    rows.prob_RK[task.statistic], rows.begin_G, rows.first_G, rows.end_G, shift, contexts, costs,
-                    seconds.seconds_CSD, self.counts,
-                )
-                for task in tasks
-            ]  # fmt: skip
-            for task, done in zip(tasks, waiting, strict=True):
-                done.result()
-                bar.update(len(task.slots_P) * len(rows.match_R))
+            waiting = [pool.submit(task.run, rows, shift, contexts, self.counts) for task in tasks]
+            for done in waiting:
+                bar.update(done.result())
             here = slice(shift, shift + len(rows.begin_G))
             self.emitted_G[here] = np.maximum(rows.end_G - rows.first_G, 0)
             shift = here.stop
 
-    def _tasks(self, width: int, threads: int) -> Iterator[Task]:
+    def _tasks(self, width: int, cost: CostGrid | None, threads: int) -> Iterator[Task]:
         """Parts of the batch that one kernel walks."""
         from workbench.replay.kernel import walk_kernel
 
-        groups: dict[tuple[str, str], list[int]] = {}
+        groups: dict[tuple[str, str, bool], list[int]] = {}
+        none = np.zeros((1, 1, 1))
         for i, policy in enumerate(self.policies):
-            slots = np.array([policy.k_max], np.int64)
             if isinstance(policy, (Oracle, Scripted)):
-                yield Task(walk_kernel(""), "drawn", np.zeros((1, PARAMS)), slots, self.base_P[i : i + 1], policy)
+                slots, kernel = np.array([policy.k_max], np.int64), walk_kernel("")
+                yield Task(kernel, "drawn", np.zeros((1, PARAMS)), slots, self.base_P[i : i + 1], policy, none)
             else:
                 assert isinstance(policy, ArrayPolicy)
-                groups.setdefault((policy.family, policy.statistic), []).append(i)
-        for (family, statistic), members in groups.items():
+                timed = bool(getattr(policy, "timed", False))
+                groups.setdefault((policy.family, policy.statistic, timed), []).append(i)
+        for (family, statistic, timed), members in groups.items():
+            seconds = none
+            if timed and cost is not None:
+                longest_draft = max(self.policies[p].k_max for p in members)
+                seconds = RoundSeconds.of(cost, longest_draft, self.documents.longest).seconds_CSD
             each = -(-len(members) // (TASKS * threads))
             for part in (members[i : i + each] for i in range(0, len(members), each)):
                 ours = [self.policies[p] for p in part]
                 params = np.array([policy.params(width=width) for policy in ours])  # type: ignore[attr-defined]
                 slots = np.array([policy.k_max for policy in ours], np.int64)
-                yield Task(walk_kernel(family), statistic, params, slots, self.base_P[part], None)
+                yield Task(walk_kernel(family), statistic, params, slots, self.base_P[part], None, seconds)
 
     def results(self) -> Iterator[WalkCounts]:
         """The counts of every policy, in full arrays."""
@@ -266,19 +280,20 @@ def _plain(
     picked: str,
     seed: int,
     edges: tuple[int, ...],
-    seconds: RoundSeconds,
+    cost: CostGrid | None,
     bar: Any,
 ) -> WalkCounts:
     """Counts of a policy walked round by round."""
-    found: WalkCounts | None = None
-    width = int(table.manifest.model["hidden_size"])
+    width, edge = int(table.manifest.model["hidden_size"]), rounding(table)
+    timed = None if cost is None else RoundSeconds.of(cost, policy.k_max, documents.longest)
+    parts = []
     for i, track in enumerate(tracks(table)):
         if picked == "own":
-            check_own(track, rounding(table), drawn=not table.plain)
-        rounds = track_rounds(track, policy, picked, width=width, seed=seed, sequence=i, seconds=seconds)
+            check_own(track, edge, drawn=not table.plain)
+        rounds = track_rounds(track, policy, picked, width=width, seed=seed, sequence=i, cost=timed)
         named = {track.doc_id: track.source}
-        counts = counts_of(rounds, policy=policy, k_max=policy.k_max, estimator=picked, documents=named, contexts=edges)
-        found = counts if found is None else found.merge(counts)
+        parts.append(
+            counts_of(rounds, policy=policy, k_max=policy.k_max, estimator=picked, documents=named, contexts=edges)
+        )
         bar.update(track.length - 1)
-    assert found is not None and found.documents == documents.ids
-    return found
+    return joined(parts)

@@ -2,8 +2,8 @@
 
 Only ``fast`` imports this module, and only when a walk begins, since it needs numba. A compiled kernel is kept beside
 this file; what it was compiled from is part of its key, because numba itself looks at this file alone.
-Legend: P policies, R rows of a shard, K slots, G documents of a shard, C and E buckets of committed length, S steps,
-D drafts, N numbers a policy is made of.
+Legend: P policies, R rows of a shard, K slots, G documents of a shard, C buckets of committed length, L lengths, S
+steps, D drafts, N numbers a policy is made of.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy as np
 from numba import njit
 from numba.extending import register_jitable
 
-from workbench.replay import oracle
 from workbench.spec.policies import rules
 
 STATE = rules.STATE
@@ -34,7 +33,6 @@ def sources() -> int:
     for family in rules.FAMILIES.values():
         for module in {function.__module__ for function in family if callable(function)}:
             _register(module)
-    _register(oracle.__name__)
     for name in sorted({*_registered, __name__}):
         digest.update(Path(str(sys.modules[name].__file__)).read_bytes())
     return int.from_bytes(digest.digest()[:6], "little")
@@ -54,23 +52,6 @@ def _register(name: str) -> None:
 
 
 @cache
-def plan_kernel() -> Callable[..., None]:
-    """Writes an oracle's draft lengths on the texts of a shard."""
-    version = sources()
-    oracle_plan = oracle.oracle_plan
-
-    @njit(nogil=True, cache=True)
-    def plan(match_R, begin_G, first_G, end_G, seconds_K, plan_R):
-        if version < 0:
-            return
-        for g in range(len(begin_G)):
-            rows = slice(begin_G[g], begin_G[g] + end_G[g])
-            oracle_plan(match_R[rows] & 0x7F, first_G[g], end_G[g], seconds_K, plan_R[rows])
-
-    return plan
-
-
-@cache
 def walk_kernel(family: str) -> Callable[..., None]:
     """The walk of a family; "" for policies whose draft lengths are planned for every row."""
     version = sources()
@@ -82,13 +63,13 @@ def _walk(next_k: Any, drops: Any, trim: Any, observe: Any, planned: bool, versi
     @njit(nogil=True, cache=True)
     def walk(
         params_PN, k_P, base_P, plan, by_round, match_R, prob_RK, begin_G, first_G, end_G, shift,
-        edges_C, cost_edges_E, seconds_ESD, counts,
+        edges_C, seconds_LSD, timed, counts,
     ):  # fmt: skip
         """Count the rounds of some policies over the documents of a shard, before which ``shift`` documents came."""
         if version < 0:  # names what this was compiled from
             return
         state = np.zeros(STATE)
-        buckets, costs = len(edges_C), len(cost_edges_E)
+        buckets = len(edges_C)
         for p in range(len(k_P)):
             params = params_PN[p]
             pairs = (k_P[p] + 1) * (k_P[p] + 2) // 2
@@ -96,13 +77,11 @@ def _walk(next_k: Any, drops: Any, trim: Any, observe: Any, planned: bool, versi
                 state[:] = 0.0
                 place = base_P[p] + (shift + g) * (2 + buckets) * pairs
                 row, at, end = begin_G[g], first_G[g], end_G[g]
-                c, e, index = 0, 0, 0
+                c, index = 0, 0
                 while at < end:
                     committed = at + 1
                     while c + 1 < buckets and committed >= edges_C[c + 1]:
                         c += 1
-                    while e + 1 < costs and committed >= cost_edges_E[e + 1]:
-                        e += 1
                     if planned:
                         wish = plan[min(index, len(plan) - 1)] if by_round else plan[row + at]
                         index += 1
@@ -128,8 +107,9 @@ def _walk(next_k: Any, drops: Any, trim: Any, observe: Any, planned: bool, versi
                     if whole:
                         counts[place + pairs + pair + accepted] += 1
                     counts[place + (2 + c) * pairs + steps * (steps + 1) // 2 + drafted] += 1
+                    seconds = seconds_LSD[committed, steps, drafted] if timed else 0.0
                     at += emitted
-                    observe(params, state, drafted, accepted, steps, at + 1, seconds_ESD[e, steps, drafted])
+                    observe(params, state, drafted, accepted, steps, at + 1, seconds)
 
     return walk
 
@@ -157,3 +137,24 @@ def match_rows(draft_RK, text_R, pick_R, begin_G, first_G, end_G, forced, match_
             off = forced and n < room and draft_RK[row, n] == pick_R[row + n] and pick_R[row + n] != text_R[row + n]
             match_R[row] = n | OFF if off else n
     return -1
+
+
+@njit(nogil=True, cache=True)
+def plan_rows(match_R, begin_G, first_G, end_G, seconds_K, counted, plan_R):
+    """An oracle's draft length at every row, as ``oracle.best_lengths`` finds it: the shortest of the best.
+
+    ``counted``: rounds come first, then drafts, whatever ``seconds_K`` says.
+    """
+    for g in range(len(begin_G)):
+        begin, end = begin_G[g], end_G[g]
+        rest_T = np.zeros(end + 1)
+        for at in range(end - 1, first_G[g] - 1, -1):
+            hits = match_R[begin + at] & 0x7F
+            least, length = np.inf, 0
+            for k in range(min(len(seconds_K), end - at)):
+                own = float(end * (len(seconds_K) - 1) + 1 + k) if counted else seconds_K[k]
+                total = own + rest_T[at + min(hits, k) + 1]
+                if total < least:
+                    least, length = total, k
+            rest_T[at] = least
+            plan_R[begin + at] = length

@@ -91,6 +91,25 @@ def chances(track: Track) -> np.ndarray:
     return chances_of(track.forced_q, track.target_p, np.full(rows, rows))
 
 
+def chances_of(q_RK: np.ndarray, p_R: np.ndarray, end_R: np.ndarray) -> np.ndarray:
+    """min(1, q / p) of every slot, of rows of one document or of several one after another.
+
+    Args:
+        q_RK: The drafter's probability of the tape's token in each slot; NaN where there is none.
+        p_R: The target's probability of the token after each row.
+        end_R: Where the row's document ends among the rows.
+
+    Returns:
+        Float64 [R, K]; 0 past the end of a document.
+    """
+    rows, k = q_RK.shape
+    at_RK = np.arange(rows)[:, None] + np.arange(k)
+    p_RK = p_R[np.minimum(at_RK, rows - 1)]
+    known_RK = at_RK < end_R[:, None]
+    given_RK = np.where(known_RK, np.nan_to_num(q_RK), 0.0)
+    return np.minimum(1.0, np.divide(given_RK, p_RK, out=np.zeros_like(given_RK), where=known_RK & (p_RK > 0)))
+
+
 def ratio_rounds(track: Track, run: PolicyRun, seed: int, sequence: int, cost: RoundCost | None = None) -> pl.DataFrame:
     """Draw the rounds of one document.
 

@@ -32,27 +32,27 @@ class Documents:
         ids: Document ids [G].
         sources: Their registers [G].
         longest: Tokens of the longest.
-        shards: Documents of every shard.
+        rows: Rows of every shard.
     """
 
     ids: tuple[str, ...]
     sources: tuple[str, ...]
     longest: int
-    shards: tuple[int, ...]
+    rows: tuple[int, ...]
 
     @classmethod
     def of(cls, table: DraftTable) -> Documents:
         """Read them from a table."""
         ids: list[str] = []
         sources: list[str] = []
-        longest, shards = 0, []
+        longest, rows = 0, []
         for shard in shard_tables(table, ("doc_id", "source", "position", "length")):
             begins = np.flatnonzero(shard["position"].to_numpy() == 0)
             ids += shard["doc_id"].take(begins).to_pylist()
             sources += shard["source"].take(begins).to_pylist()
             longest = max(longest, int(shard["length"].to_numpy().max()))
-            shards.append(len(begins))
-        return cls(tuple(ids), tuple(sources), longest, tuple(shards))
+            rows.append(len(shard))
+        return cls(tuple(ids), tuple(sources), longest, tuple(rows))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,45 +1,56 @@
-"""Seconds of a round by a cost model, looked up as walks do: by bucket of committed length, steps and drafts."""
+"""How long rounds take in a walk, by a cost model: one table that plain and compiled walks read alike."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
-from workbench.replay.counts import CONTEXTS
+
+class CostGrid(Protocol):
+    """What a walk asks of a cost model, such as ``CostModel``."""
+
+    def grid(self, k_max: int, *, contexts: Sequence[float]) -> np.ndarray:
+        """Durations of rounds.
+
+        Args:
+            k_max: Largest number of steps and drafts.
+            contexts: Tokens known when the round starts, C of them.
+
+        Returns:
+            Seconds, [C, K+1 steps, K+1 drafted].
+        """
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class RoundSeconds:
-    """A table of round times.
+    """Durations of rounds.
 
     Args:
-        contexts: Lower edges of buckets of committed length, the first 0 [C].
-        seconds_CSD: Seconds of a round by bucket, drafter steps and drafts verified, [C, K+1, K+1].
+        seconds_CSD: Seconds by tokens known when the round starts, drafter steps and drafts verified, float64
+            [C, K+1, K+1].
     """
 
-    contexts: tuple[int, ...]
     seconds_CSD: np.ndarray
 
     @classmethod
-    def of(cls, cost: Any, k_max: int, longest: int) -> RoundSeconds:
-        """The times of a cost model.
+    def of(cls, cost: CostGrid, k_max: int, longest: int) -> RoundSeconds:
+        """Durations by a cost model.
 
         Args:
-            cost: An object with ``grid(k_max, contexts=...)``, such as a CostModel; None makes every round take 0.
+            cost: The cost model.
             k_max: Longest draft.
-            longest: Longest text, tokens; buckets past it are not asked for.
+            longest: Tokens of the longest text.
 
         Returns:
-            The table.
+            The durations at every committed length.
         """
-        contexts = tuple(edge for edge in CONTEXTS if edge < max(longest, 1))
-        if cost is None:
-            return cls(contexts[:1], np.zeros((1, k_max + 1, k_max + 1)))
-        return cls(contexts, np.ascontiguousarray(cost.grid(k_max, contexts=contexts), dtype=np.float64))
+        grid = cost.grid(k_max, contexts=range(longest + 1))
+        return cls(np.ascontiguousarray(grid, dtype=np.float64))
 
-    def __call__(self, committed: int, steps: int, drafted: int) -> float:
-        """Seconds of a round that began with ``committed`` tokens known."""
-        return float(self.seconds_CSD[bisect_right(self.contexts, committed) - 1, steps, drafted])
+    def round_seconds(self, *, steps: int, drafted: int, context: int = 0) -> float:
+        """Duration of a round, seconds."""
+        return float(self.seconds_CSD[context, steps, drafted])

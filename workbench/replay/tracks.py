@@ -158,7 +158,7 @@ class RoundCost(Protocol):
         ...
 
 
-def check_timed(policy: Policy, cost: RoundCost | None) -> None:
+def check_timed(policy: Policy, cost: object | None) -> None:
     """Refuse a walk of a policy that reads time without a model of it.
 
     Raises:

@@ -17,6 +17,7 @@ from workbench.core.frames import rounds_frame
 from workbench.core.records import RoundRecord
 from workbench.replay.oracle import begin
 from workbench.replay.ratio import check_ratio, ratio_rounds
+from workbench.replay.timing import CostGrid, RoundSeconds
 from workbench.replay.tracks import (
     RoundCost,
     Track,
@@ -28,7 +29,7 @@ from workbench.replay.tracks import (
     tracks,
 )
 from workbench.spec.accept import accept_greedy
-from workbench.spec.policies import Oracle, Policy, PolicyRun, RoundView, Scripted
+from workbench.spec.policies import Policy, PolicyRun, RoundView
 
 if TYPE_CHECKING:
     import polars as pl
@@ -47,7 +48,7 @@ def walk(
     policy: Policy | None = None,
     estimator: str | None = None,
     seed: int | None = None,
-    cost: RoundCost | None = None,
+    cost: CostGrid | None = None,
     **given: Any,
 ) -> pl.DataFrame:
     """Rounds that a policy would have run over the recorded texts.
@@ -59,8 +60,8 @@ def walk(
         estimator: "own", "forced" or "ratio"; None takes "own" when every document is the target's own text, made as
             the table draws, else "forced".
         seed: Of the acceptances that "ratio" draws; None is 0. The others draw nothing.
-        cost: How long rounds take, for policies that read time, such as a ``CostModel``; None tells them 0, and refuses
-            ``Gate``.
+        cost: How long rounds take, for policies that read time: a ``CostModel``, or what else has its ``grid``; None
+            tells them 0, and refuses ``Gate``.
         **given: Policy options by name, instead of a policy: p_min, pmin0, adaptive, floor, cap, floor_context,
             p_min_reads.
 
@@ -76,6 +77,33 @@ def walk(
 
     chosen = policy_for(table, k, policy, given)
     check_timed(chosen, cost)
+    picked = chosen_estimator(table, estimator, seed)
+    if picked == "ratio":
+        check_ratio(table, chosen)
+    width, frames = int(table.manifest.model["hidden_size"]), []
+    timed = None if cost is None else RoundSeconds.of(cost, chosen.k_max, longest_text(table))
+    for i, track in enumerate(tracks(table)):
+        if picked == "own":
+            check_own(track, rounding(table), drawn=not table.plain)
+        frames.append(track_rounds(track, chosen, picked, width=width, seed=seed or 0, sequence=i, cost=timed))
+    return pl.concat(frames).with_columns(pl.lit(picked).alias("estimator"))
+
+
+def chosen_estimator(table: DraftTable, estimator: str | None, seed: int | None) -> str:
+    """The estimator of a walk, once the table is known to suit it.
+
+    Args:
+        table: The draft table.
+        estimator: "own", "forced" or "ratio"; None takes "own" when every document is the target's own text, made as
+            the table draws, else "forced".
+        seed: Of the acceptances that "ratio" draws; None goes with the others too.
+
+    Returns:
+        Its name.
+
+    Raises:
+        UserError: Another name, a seed that nothing draws from, or texts that are not the target's own.
+    """
     picked = estimator or ("forced" if own_trouble(table) else "own")
     check_choice("estimator", picked, ESTIMATORS, hint="slot_rates(table) gives unconditional hits per slot")
     if seed is not None:
@@ -87,14 +115,6 @@ def walk(
     return picked
 
 
-def check_timed(policy: Policy, cost: Any) -> None:
-    """Refuse a policy that reads time where nothing gives rounds a duration."""
-    if cost is None and getattr(policy, "timed", False):
-        raise UserError(
-            f"{policy!r} reads how long rounds take, and a walk measures none: give cost=, such as CostModel.from_ratios(..)"
-        )
-
-
 def track_rounds(
     track: Track,
     policy: Policy,
@@ -103,7 +123,7 @@ def track_rounds(
     width: int,
     seed: int = 0,
     sequence: int = 0,
-    seconds: RoundSeconds | None = None,
+    cost: RoundCost | None = None,
 ) -> pl.DataFrame:
     """Rounds of one document, which ``check_own`` passes when the estimator is "own".
 
@@ -114,47 +134,22 @@ def track_rounds(
         width: Width of the model's residual stream.
         seed: Of the acceptances that "ratio" draws.
         sequence: The document's stream under it: its place in the table.
-        seconds: Durations of rounds, for policies that read them; None makes every round take 0.
+        cost: How long rounds take; None for 0 seconds.
 
     Returns:
         A rounds frame.
     """
-    if isinstance(policy, Oracle):
-        policy = scheduled(policy, track, estimator)
-    run = policy.start(width=width)
     if estimator == "ratio":
-        return ratio_rounds(track, run, seed, sequence, seconds)
-    return rounds_frame(walk_track(track, run, estimator, seconds), doc_id=track.doc_id, source=track.source)
+        return ratio_rounds(track, policy.start(width=width), seed, sequence, cost)
+    records = walk_track(track, begin(policy, track, estimator, width=width), estimator, cost)
+    return rounds_frame(records, doc_id=track.doc_id, source=track.source)
 
 
-def oracle_schedules(table: DraftTable, policy: Oracle, *, estimator: str | None = None) -> dict[str, Scripted]:
-    """The draft lengths of an oracle on every recorded text, as policies that run live.
+def longest_text(table: DraftTable) -> int:
+    """Tokens of a table's longest text."""
+    import pyarrow.compute as pc
 
-    Args:
-        table: The draft table.
-        policy: The oracle.
-        estimator: "own" or "forced"; None as for ``walk``.
-
-    Returns:
-        A Scripted policy by document id.
-
-    Raises:
-        UserError: The table has too few slots, or its texts are not what the estimator needs.
-    """
-    policy_for(table, 0, policy, {})
-    picked = chosen_estimator(table, estimator, None)
-    if picked == "ratio":
-        check_ratio(table, chosen)
-    width, frames = int(table.manifest.model["hidden_size"]), []
-    for i, track in enumerate(tracks(table)):
-        if picked == "ratio":
-            frames.append(ratio_rounds(track, chosen.start(width=width), seed or 0, i, cost))
-            continue
-        if picked == "own":
-            check_own(track, rounding(table), drawn=not table.plain)
-        records = walk_track(track, begin(chosen, track, picked, width=width), picked, cost)
-        frames.append(rounds_frame(records, doc_id=track.doc_id, source=track.source))
-    return pl.concat(frames).with_columns(pl.lit(picked).alias("estimator"))
+    return int(pc.max(table.dataset.data.table["length"]).as_py())
 
 
 def own_trouble(table: DraftTable) -> str:
