@@ -152,7 +152,7 @@ def drawings(frame: pl.DataFrame, objective: str) -> Iterator[tuple[str, str, Ca
         yield "By draft length", told, lambda: plot.speedup_by_k(shown, by=by, value=objective)
     if fixed["k"].n_unique() > 1 and len(values) > 1:
         yield "p_min and K", f"{told} Fixed K.", lambda: plot.heatmap(fixed, "k", "p_min", objective)
-    least = grid["p_min"].min()
+    least: Any = grid["p_min"].min()
     floors = grid.filter(p_min=least).unique(["k", "floor"], keep="first", maintain_order=True)
     if floors["floor"].n_unique() > 1:
         yield "Floor and K", f"{told} p_min {least:g}.", lambda: plot.heatmap(floors, "k", "floor", objective)

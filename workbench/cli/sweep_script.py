@@ -120,7 +120,9 @@ SCRIPT = """
     svg.append(node);
     return node;
   }
-  function shown(x, digits) { return x === null || x === undefined ? "–" : x.toFixed(digits === undefined ? 3 : digits); }
+  function shown(x, digits) {
+    return x === null || x === undefined ? "–" : x.toFixed(digits === undefined ? 3 : digits);
+  }
   function frameOf(svg, box, low, high, title) {
     svg.replaceChildren();
     add(svg, "text", { x: box.left, y: 16, "font-weight": 600 }, title);
@@ -150,7 +152,8 @@ SCRIPT = """
     var y = frameOf(svg, box, low, high, data.measures[measure]);
     function x(one) {
       var at = ks.indexOf(one);
-      return ks.length < 2 ? (box.left + box.right) / 2 : box.left + 20 + (box.right - box.left - 40) * at / (ks.length - 1);
+      if (ks.length < 2) { return (box.left + box.right) / 2; }
+      return box.left + 20 + (box.right - box.left - 40) * at / (ks.length - 1);
     }
     ks.forEach(function (one) { add(svg, "text", { x: x(one), y: 300, "text-anchor": "middle" }, "K=" + one); });
     if (measure === "speedup") {
@@ -162,7 +165,8 @@ SCRIPT = """
     found.forEach(function (pair) {
       var row = pair[1], at = x(pair[0]);
       if (row[measure + "_low"] !== null && row[measure + "_low"] !== undefined) {
-        add(svg, "line", { "class": "bar", x1: at, x2: at, y1: y(row[measure + "_low"]), y2: y(row[measure + "_high"]) });
+        add(svg, "line", { "class": "bar", x1: at, x2: at, y1: y(row[measure + "_low"]),
+          y2: y(row[measure + "_high"]) });
       }
       var dot = add(svg, "circle", { "class": "dot", cx: at, cy: y(row[measure]), r: 4 });
       add(dot, "title", {}, row.policy + ": " + shown(row[measure]));
@@ -198,8 +202,10 @@ SCRIPT = """
       "accepted per round " + shown(row.tau) + " (" + shown(row.tau_low) + "–" + shown(row.tau_high) + ")",
       "tokens per round " + shown(row.emitted_per_round),
       "accepted per drafted " + shown(row.efficiency),
-      row.rounds + " rounds of " + row.documents + " documents, " + row.estimator + " walk, temperature " + row.temperature
-    ].filter(Boolean).join("; ") : "The sweep holds no policy with K=" + k + ", p_min=" + pMin + " and floor " + floor + ".";
+      row.rounds + " rounds of " + row.documents + " documents, " + row.estimator + " walk, temperature " +
+        row.temperature
+    ].filter(Boolean).join("; ") : "The sweep holds no policy with K=" + k + ", p_min=" + pMin + " and floor " +
+      floor + ".";
     drawByK(measure, pMin, floor, k);
     drawBySlot(row);
   }

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from workbench.core.errors import CheckpointError, UserError
 from workbench.core.manifest import Manifest, git_state, sha256_file, sync_directory, write_atomic, write_json
@@ -93,7 +93,7 @@ class ShardDirectory:
         self._made: list[Path] = []
         self._lock = -1
 
-    def __enter__(self) -> ShardDirectory:
+    def __enter__(self) -> Self:
         if self.out.exists() and not self.out.is_dir():
             raise UserError(f"out={str(self.out)!r} is a file: give a directory")
         try:

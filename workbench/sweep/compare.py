@@ -10,7 +10,6 @@ import numpy as np
 from workbench.core.bootstrap import LEVEL, bootstrap_difference
 from workbench.core.errors import UserError, check_choice
 from workbench.core.progress import progress
-from workbench.spec.policies import Policy
 from workbench.sweep.cells import RATIOS, Cell, Walked, cell_of
 from workbench.sweep.frame import groups_of, stacked
 from workbench.sweep.grid import canonical, grid
@@ -33,9 +32,9 @@ def compare_tables(
     *,
     k: int | Iterable[int] | None = None,
     p_min: float | Iterable[float] = 0.0,
-    floor: int | str | None | Iterable[int | str | None] = None,
+    floor: int | str | Iterable[int | str | None] | None = None,
     estimator: str | None = None,
-    cost: CostModel | None | tuple[CostModel, CostModel] = None,
+    cost: CostModel | tuple[CostModel, CostModel] | None = None,
     width: int = 1,
     quantities: Sequence[str] | None = None,
     draws: int = 1000,
@@ -102,7 +101,7 @@ def compare_tables(
             stacks = [stacked(cells, quantity, group[source]) for cells, group in zip(sides, groups)]
             assert stacks[0] is not None and stacks[1] is not None, "quantities_of leaves out what has no cost"
             found = bootstrap_difference((ids[0], *stacks[0]), (ids[1], *stacks[1]), **vars(bootstrap))
-            values = [_ratios(*stack) for stack in stacks]
+            values = [_ratios(*stack) for stack in stacks if stack is not None]
             for i, (cell, interval) in enumerate(zip(sides[0], found, strict=True)):
                 rows.append(
                     _about(cell)
@@ -163,8 +162,8 @@ def check_paired(walked: Sequence[Walked], tables: Sequence[DraftTable]) -> None
     pairs = [dict(zip(one.documents, one.sources)) for one in walked]
     if lone := sorted({*pairs[0]} ^ {*pairs[1]}):
         raise UserError(
-            f"the two tables hold different documents; {len(lone)} are in one of them only (first: {lone[0]!r}): replay "
-            "the same corpus with both models"
+            f"the two tables hold different documents; {len(lone)} are in one of them only (first: {lone[0]!r}): "
+            "replay the same corpus with both models"
         )
     if moved := [name for name, source in pairs[0].items() if pairs[1][name] != source]:
         raise UserError(

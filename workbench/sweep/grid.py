@@ -23,7 +23,7 @@ def grid(
     k: int | Iterable[int] | None = None,
     p_min: float | Iterable[float] = 0.0,
     pmin0: bool | Iterable[bool] = False,
-    floor: int | str | None | Iterable[int | str | None] = None,
+    floor: int | str | Iterable[int | str | None] | None = None,
     cap: int | Iterable[int] = 7,
     floor_context: int | Iterable[int] = 1024,
     statistic: str | Iterable[str] = "drawn",
@@ -151,8 +151,8 @@ def _member(cell: dict[str, Any]) -> Policy:
     )
     if k == 0:
         return FixedK(k=0)
-    threshold = threshold if p_min > 0 else {}
+    acts = threshold if p_min > 0 else {}
     if floor is None:
-        return FixedK(k=fixed.k, **threshold)
-    context = {"floor_context": adaptive.floor_context} if lowest is None else {}
-    return AdaptiveFloor(k=k, floor=lowest, cap=adaptive.cap, **context, **threshold)
+        return FixedK(k=fixed.k, **acts)
+    context: dict[str, Any] = {"floor_context": adaptive.floor_context} if lowest is None else {}
+    return AdaptiveFloor(k=k, floor=lowest, cap=adaptive.cap, **context, **acts)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.core.bootstrap import LEVEL
 from workbench.core.errors import check_flag
 from workbench.core.progress import progress
-from workbench.sweep.cells import Cell, Walked, cell_of
+from workbench.sweep.cells import Cell, cell_of
 from workbench.sweep.frame import frame_of
 from workbench.sweep.grid import grid
 from workbench.sweep.held import hold
@@ -34,7 +34,7 @@ def sweep(
     k: int | Iterable[int] | None = None,
     p_min: float | Iterable[float] = 0.0,
     pmin0: bool | Iterable[bool] = False,
-    floor: int | str | None | Iterable[int | str | None] = None,
+    floor: int | str | Iterable[int | str | None] | None = None,
     cap: int | Iterable[int] = 7,
     floor_context: int | Iterable[int] = 1024,
     statistic: str | Iterable[str] = "drawn",
@@ -150,7 +150,7 @@ def load_sweep(
     """
     manifest, walked, cells = read_store(Path(path))
     last = manifest.extra["bootstrap"]
-    given = {"draws": draws, "seed": seed, "level": level}
+    given: dict[str, Any] = {"draws": draws, "seed": seed, "level": level}
     bootstrap = bootstrap_of(**{name: last[name] if value is None else value for name, value in given.items()})
     hold(cells, walked, bootstrap)
     return frame_of(cells, walked, setting=manifest.parameters["setting"], **vars(bootstrap))
