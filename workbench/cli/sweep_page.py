@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from workbench.sweep import Recommendation
 
 ROWS, LINES, CURVES = 12, 6, 6  # rows of the table, lines of a figure, policies of the survival figure
-GRID = ("fixed", "adaptive")  # families that the sliders speak of
+GRID = ("fixed", "floor")  # families that the sliders speak of
 LABELS = {
     "speedup": "speed-up over plain decode (predicted)",
     "tokens_per_second": "tokens per second (predicted)",

@@ -45,7 +45,7 @@ SCRIPT = """
     var row = {};
     names.forEach(function (name) { row[name] = data.columns[name][i]; });
     return row;
-  }).filter(function (row) { return row.family === "fixed" || row.family === "adaptive"; });
+  }).filter(function (row) { return row.family === "fixed" || row.family === "floor"; });
   rows.forEach(function (row) {
     row.floorName = row.family === "fixed" ? "fixed K" : row.floor === null ? "default" : String(row.floor);
   });
@@ -94,8 +94,8 @@ SCRIPT = """
   function reads(row, name) {  // whether a parameter acts in this row's policy
     if (row.k === 0) { return false; }
     if (name === "pmin0" || name === "statistic") { return row.p_min > 0; }
-    if (name === "cap") { return row.family === "adaptive"; }
-    return row.family === "adaptive" && row.floor === null;
+    if (name === "cap") { return row.family === "floor"; }
+    return row.family === "floor" && row.floor === null;
   }
   function sources() {
     var before = byId("source").value;

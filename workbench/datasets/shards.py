@@ -121,7 +121,8 @@ class ShardDirectory:
         if kind is not None:
             self._sweep()
             if not self.manifest.shards:
-                for name in [*self._files, "manifest.json"]:
+                unlisted = [path.name for path in self.out.iterdir() if self.shard_names.fullmatch(path.name)]
+                for name in [*unlisted, *self._files, "manifest.json"]:
                     (self.out / name).unlink(missing_ok=True)
         self._leave()
 

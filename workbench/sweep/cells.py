@@ -14,10 +14,10 @@ import numpy as np
 
 from workbench.core.errors import UserError
 from workbench.core.metrics import SlotCounts
-from workbench.replay.fast import Documents
 from workbench.replay.predict import document_seconds
+from workbench.replay.rows import Documents
 from workbench.spec.policies import Policy
-from workbench.sweep.grid import canonical, label_of, spec_of
+from workbench.sweep.grid import canonical, family_of, label_of, spec_of
 
 if TYPE_CHECKING:
     from workbench.replay.cost import CostModel
@@ -138,7 +138,7 @@ def cell_key(walked: Walked, policy: Policy, spec: Mapping[str, Any], setting: M
     Returns:
         24 hex digits.
     """
-    made = {"table": walked.identity(), "policy": {"type": type(policy).__name__, **spec}, "setting": setting}
+    made = {"table": walked.identity(), "policy": {"family": family_of(policy), "spec": spec}, "setting": setting}
     return hashlib.sha256(canonical(made).encode()).hexdigest()[:24]
 
 
@@ -178,7 +178,7 @@ def cell_of(counts: WalkCounts, *, key: str, walked: Walked, cost: CostModel | N
         key,
         walked.name,
         label_of(policy),
-        (spec or {}).get("family") or type(policy).__name__,
+        family_of(policy),
         spec,
         policy.k_max,
         sums,

@@ -170,8 +170,8 @@ def check_paired(walked: Sequence[Walked], tables: Sequence[DraftTable]) -> None
             f"the two tables hold different documents: {moved[0]!r} is of source {pairs[0][moved[0]]!r} in a and "
             f"{pairs[1][moved[0]]!r} in b; replay the same corpus with both models"
         )
-    prints = [one.manifest.corpus["fingerprint"] for one in tables]
-    if first.estimator == "forced" and prints[0] != prints[1] and (name := _other_text(*tables)):
+    prints = [one.manifest.corpus.get("fingerprint") for one in tables]
+    if first.estimator == "forced" and (prints[0] is None or prints[0] != prints[1]) and (name := _other_text(*tables)):
         raise UserError(
             f"the two tables hold different documents: {name!r} has another text or prompt in b; replay the same "
             "corpus with both models"

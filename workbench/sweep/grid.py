@@ -63,7 +63,7 @@ def grid(
     kept: dict[Any, Policy] = {}
     for policy in found:
         spec = spec_of(policy)
-        kept.setdefault(id(policy) if spec is None else canonical(spec), policy)
+        kept.setdefault(id(policy) if spec is None else (family_of(policy), canonical(spec)), policy)
     return list(kept.values())
 
 
@@ -117,7 +117,23 @@ def explicit(policies: Any) -> list[Policy]:
 def spec_of(policy: Policy) -> dict[str, Any] | None:
     """A policy's JSON-ready description; None for a user-written one without ``spec()``."""
     spec = getattr(policy, "spec", None)
-    return dict(spec()) if callable(spec) else None
+    if not callable(spec):
+        return None
+    try:
+        made: dict[str, Any] = json.loads(canonical(dict(spec())))
+        return made
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"spec() of {type(policy).__name__} is not a mapping that JSON can hold ({error}): return one of numbers, "
+            "flags, texts, None, lists and mappings"
+        ) from None
+
+
+def family_of(policy: Policy) -> str:
+    """A policy's family; the name of its class where that is not the workbench's own."""
+    family = getattr(policy, "family", None)
+    own = type(policy).__module__.startswith("workbench.")
+    return family if own and isinstance(family, str) else type(policy).__name__
 
 
 def label_of(policy: Policy) -> str:

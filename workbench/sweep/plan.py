@@ -13,7 +13,7 @@ from workbench.replay.fast import walk_counts
 from workbench.replay.ratio import check_ratio
 from workbench.replay.table import DraftTable
 from workbench.replay.tracks import policy_for
-from workbench.replay.walk import chosen_estimator
+from workbench.replay.walk import check_timed, chosen_estimator
 from workbench.spec.policies import Policy
 from workbench.sweep.cells import Walked, cell_key
 from workbench.sweep.grid import label_of, spec_of
@@ -103,6 +103,7 @@ def walked_of(
     """
     for policy in policies:
         policy_for(table, 0, policy, {})
+        check_timed(policy, cost)
     known = None if cost is None else cost.k_max
     if known is not None and (far := [one for one in policies if one.k_max > known]):
         raise UserError(

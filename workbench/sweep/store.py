@@ -110,7 +110,7 @@ class CellStore(ShardDirectory):
         if before.kind != KIND:
             return [f"kind is {before.kind!r} there and {KIND!r} now"]
         there, now = _shared(before, self.manifest)
-        return there.differences(now)
+        return [phrase.removeprefix("parameters.") for phrase in there.differences(now)]
 
     def carried(self, before: Manifest) -> Manifest:
         """The directory's manifest, opened again, with this run's tables, versions and bootstrap in it."""
