@@ -1,4 +1,4 @@
-"""What the sweep tests share: small synthetic tables, real tables of tiny models, a cost model, user-written policies."""
+"""What the sweep tests share: synthetic tables, tables of tiny models, a cost model, user-written policies."""
 
 from __future__ import annotations
 

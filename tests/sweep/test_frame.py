@@ -144,7 +144,7 @@ def test_a_grid_names_each_policy_once():
     assert specs(k=[2, 2, 1]) == ["K=2", "K=1"]
     assert specs(k=2, pmin0=[False, True], statistic=["drawn", "top"]) == ["K=2"]
     assert len(specs(k=2, p_min=[0, 0.5], pmin0=[False, True])) == 3
-    assert specs(k=[0, 1], p_min=[0, 0.5], floor=[None, 1]) [:1] == ["K=0"]
+    assert specs(k=[0, 1], p_min=[0, 0.5], floor=[None, 1])[:1] == ["K=0"]
     assert len(specs(k=[0, 1], p_min=[0, 0.5], floor=[None, 1])) == 5
     assert len(specs(k=3, floor=[None, 1], cap=[2, 3])) == 3
     assert len(specs(k=3, floor=[1, "default"], floor_context=[10, 20])) == 3

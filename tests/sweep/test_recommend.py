@@ -181,7 +181,9 @@ def test_a_table_does_not_differ_from_itself(table, cost):
     found = wb.compare_tables(table, table, [FixedK(k=2), "ema k=3"], cost=cost, **DRAWS)
     assert found["quantity"].unique(maintain_order=True).to_list()[3:] == ["speedup", "tokens_per_second"]
     assert set(found["difference"]) == set(found["low"]) == set(found["high"]) == {0.0}
-    assert found["policy"].to_list()[::15] == ["K=2", "ema K=3"] and found["source"].to_list()[:6] == ["all"] * 5 + ["code"]
+    assert found["policy"].to_list()[::15] == ["K=2", "ema K=3"] and found["source"].to_list()[:6] == ["all"] * 5 + [
+        "code"
+    ]
 
 
 def test_each_side_may_have_its_own_cost(table, cost):

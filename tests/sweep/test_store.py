@@ -172,7 +172,9 @@ wb.sweep(wb.load_table(sys.argv[1]), out=sys.argv[2], k=[1, 2, 3], p_min=[0, 0.4
 def kill_and_resume(table, out: Path, wait: Callable[[], bool]) -> int:
     """A sweep in a process of its own, killed when ``wait()`` is over, then resumed; how many parts were left."""
     path = f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(table.path), str(out)], env={**os.environ, "PYTHONPATH": path})
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(table.path), str(out)], env={**os.environ, "PYTHONPATH": path}
+    )
     while not wait():
         assert child.poll() is None, "the sweep ended before it was killed"
         time.sleep(0.01)
@@ -249,10 +251,10 @@ def test_a_broken_part_is_refused_and_a_lost_one_walked_again(table, walks, tmp_
             out = tmp_path / "broken"
             shutil.copytree(tmp_path / "s", out)
             (out / name).write_bytes(spoil((out / name).read_bytes()))
-            refuse(f"{name} does not match the hash", lambda: wb.sweep(table, out=out, **GRID))
-            refuse(f"{name} does not match the hash", lambda: wb.load_sweep(out))
+            refuse(f"{name} does not match the hash", lambda out=out: wb.sweep(table, out=out, **GRID))
+            refuse(f"{name} does not match the hash", lambda out=out: wb.load_sweep(out))
             (out / name).unlink()
-            refuse(f"lacks {name}", lambda: wb.load_sweep(out))
+            refuse(f"lacks {name}", lambda out=out: wb.load_sweep(out))
             del walks[:]
             assert wb.sweep(table, out=out, **GRID).equals(frame)
             assert len(walks) == (2 if name.startswith("part") else 0)

@@ -216,12 +216,14 @@ def measured(args: argparse.Namespace, tables: dict[str, DraftTable]) -> CostMod
             f"--cost {kept}, or choose another --out"
         )
     model = load(args)
-    here = {"model": fingerprint(model), "exact": model.exact}
+    here = fingerprint(model), model.exact
     for name, one in tables.items():
-        if wrong := [what for what, value in here.items() if one.key[what] != value]:
+        there = one.key["model"], one.key["exact"]
+        if there != here:
+            made, given = (f"model {mark} in {'exact' if exact else 'fast'} numerics" for mark, exact in (there, here))
             raise UserError(
-                f"table {name!r} has {wrong[0]}={one.key[wrong[0]]!r} and --model {args.model!r} has "
-                f"{here[wrong[0]]!r}: measure with the table's model, and --exact or --fast as it was made"
+                f"table {name!r} was made by {made}, and --model {args.model!r} would be measured as {given}: measure "
+                "the table's own model, with --exact or --fast as it was replayed"
             )
     longest = max(one.k_max for one in tables.values())
     ends = [int(one.dataset.data.column("length").to_numpy().max()) for one in tables.values()]

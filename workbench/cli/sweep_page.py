@@ -26,7 +26,7 @@ LABELS = {
     "efficiency": "accepted per drafted",
     "drafted_per_token": "drafted per token",
 }
-COLUMNS = ("policy", "documents", "rounds", "tau", "accepted_length", "efficiency", "drafted_per_token", "speedup")
+COLUMNS = ("speedup", "tau", "accepted_length", "efficiency", "drafted_per_token", "rounds", "documents")
 
 
 def write_page(frame: pl.DataFrame, chosen: Sequence[Recommendation], path: Path, *, objective: str) -> Path:
@@ -41,7 +41,7 @@ def write_page(frame: pl.DataFrame, chosen: Sequence[Recommendation], path: Path
     Returns:
         The file.
     """
-    body = ["<h1>Policies over recorded drafts</h1>", paragraph(_about(frame), soft=True)]
+    body = ["<h1>Policies over recorded drafts</h1>", paragraph(_about(frame, chosen[0].level), soft=True)]
     body += [facts(_tiles(frame, chosen))]
     body += [paragraph(f"{one.table}: {one.sentence}.") for one in chosen]
     body += ["<h2>Choose K, p_min and floor</h2>", _interactive(frame, objective)]
@@ -65,10 +65,10 @@ def page_data(frame: pl.DataFrame, objective: str) -> dict[str, Any]:
     return {"columns": frame.to_dict(as_series=False), "measures": known, "objective": objective}
 
 
-def _about(frame: pl.DataFrame) -> str:
+def _about(frame: pl.DataFrame, level: float) -> str:
     cost = frame["cost"].drop_nulls().unique(maintain_order=True).to_list()
     says = f"{frame['cell'].n_unique():,} walks over recorded draft tables; nothing was generated for this page. "
-    says += "Intervals: 95 % or as asked for, by document bootstrap; ratios are pooled over rounds. "
+    says += f"Intervals: {100 * level:g} %, by document bootstrap; ratios are pooled over rounds. "
     return says + (f"Speed is predicted by the cost model {', '.join(cost)}." if cost else "No cost model was given.")
 
 
@@ -91,7 +91,7 @@ def _interactive(frame: pl.DataFrame, objective: str) -> str:
 
 def _tables(frame: pl.DataFrame, objective: str) -> Iterator[str]:
     """The best rows of every table, over all sources."""
-    names = [name for name in dict.fromkeys((*COLUMNS, objective)) if frame[name].null_count() < len(frame)]
+    names = [name for name in dict.fromkeys(("policy", objective, *COLUMNS)) if frame[name].null_count() < len(frame)]
     for part in frame.filter(source="all").partition_by("table", maintain_order=True):
         rows = part.sort(objective, descending=True, nulls_last=True, maintain_order=True).head(ROWS)
         first = rows.row(0, named=True)
@@ -147,13 +147,13 @@ def drawings(frame: pl.DataFrame, objective: str) -> Iterator[tuple[str, str, Ca
     fixed = grid.filter(family="fixed").unique(["k", "p_min"], keep="first", maintain_order=True)
     values = fixed["p_min"].unique(maintain_order=True)
     if fixed["k"].n_unique() > 1 and not fixed[objective].is_null().all() and objective != "efficiency":
-        shown = fixed.filter(pl.col("p_min").is_in(values.head(LINES)))
+        shown = fixed.filter(pl.col("p_min").is_in(values.head(LINES).to_list()))
         by = "p_min" if len(values) > 1 else None
         yield "By draft length", told, lambda: plot.speedup_by_k(shown, by=by, value=objective)
     if fixed["k"].n_unique() > 1 and len(values) > 1:
         yield "p_min and K", f"{told} Fixed K.", lambda: plot.heatmap(fixed, "k", "p_min", objective)
     least: Any = grid["p_min"].min()
-    floors = grid.filter(p_min=least).unique(["k", "floor"], keep="first", maintain_order=True)
+    floors = grid.filter(pl.col("p_min").eq_missing(least)).unique(["k", "floor"], keep="first", maintain_order=True)
     if floors["floor"].n_unique() > 1:
         yield "Floor and K", f"{told} p_min {least:g}.", lambda: plot.heatmap(floors, "k", "floor", objective)
     best = rows.drop_nulls(objective).sort(objective, descending=True, maintain_order=True)

@@ -35,10 +35,11 @@ def grid(
         k: Draft lengths; None for no grid, which needs ``policies``.
         p_min: Thresholds in [0, 1]; default 0, none.
         pmin0: Whether the threshold tests slot 0 too; default False.
-        floor: None (default) for fixed K; a number for an adaptive floor; "default" for the floor by the model's width.
+        floor: None for fixed K; a number for an adaptive floor; "default" for the floor by the model's
+            width; default None.
         cap: Largest draft lengths of adaptive policies; default 7.
         floor_context: Committed lengths past which a default floor relaxes; default 1024.
-        statistic: "drawn" (default) or "top", what the threshold reads.
+        statistic: "drawn" or "top", what the threshold reads; default "drawn".
         policies: Explicit policies, or what ``policy_from`` takes; one or several.
 
     Returns:

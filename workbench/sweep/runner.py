@@ -52,14 +52,16 @@ def sweep(
     Args:
         table: A draft table, several, or a mapping from names to tables; tables of several temperatures are several.
         policies: Explicit policies, beside or instead of the grid.
-        k: Draft lengths of the grid; None for 1 to the tables' slots, or for no grid where ``policies`` is given.
+        k: Draft lengths of the grid; None for 1 to the tables' slots, or for no grid where explicit policies are given.
         p_min: Thresholds in [0, 1]; default 0, none.
         pmin0: Whether the threshold tests slot 0 too; default False.
-        floor: None (default) for fixed K; a number for an adaptive floor; "default" for the floor by the model's width.
+        floor: None for fixed K; a number for an adaptive floor; "default" for the floor by the model's
+            width; default None.
         cap: Largest draft lengths of adaptive policies; default 7.
         floor_context: Committed lengths past which a default floor relaxes; default 1024.
-        statistic: "drawn" (default) or "top", what the threshold reads.
-        estimator: "own", "forced" or "ratio" for all tables; None chooses per table as ``walk`` does.
+        statistic: "drawn" or "top", what the threshold reads; default "drawn".
+        estimator: "own", "forced" or "ratio" for all tables; None takes "own" where a table holds the
+            target's own texts, made as it draws, else "forced".
         cost: Model of round times, for speed-up and tokens per second; None leaves these null.
         width: Sequences decoded side by side, for the cost; default 1.
         out: Directory that keeps finished cells; None for none.
