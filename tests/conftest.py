@@ -210,6 +210,12 @@ def enumeration() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def policies_module() -> ModuleType:
+    """Random policies of every family, of tests/policies.py."""
+    return load_helper("policies")
+
+
+@pytest.fixture(scope="session")
 def covering() -> Callable[..., list[dict[str, Any]]]:
     """``covering(factors, times=, seed=)``: cells of a covering design."""
     return load_helper("designs").covering

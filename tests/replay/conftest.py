@@ -74,7 +74,7 @@ def problems(walked: pl.DataFrame, live: pl.DataFrame) -> list[str]:
     for row in both.iter_rows(named=True):
         if np.array(row["draft_top1"]).tobytes() != np.array(row["draft_top1_live"]).tobytes():
             found.append(f"draft_top1 at {row['doc_id']} {row['start']}: {row['draft_top1']} {row['draft_top1_live']}")
-    for name in ("emitted", "bonus", "base", "k", "index"):
+    for name in ("emitted", "bonus", "base", "k", "index", "steps"):
         if not found and walked[name].to_list() != live[name].to_list():
             found.append(f"column {name} differs")
     return found

@@ -26,7 +26,7 @@ from workbench.replay.tracks import Track
 from workbench.sampling.shaping import law
 from workbench.spec.generate import generate
 from workbench.spec.options import GenerateOptions
-from workbench.spec.policies import AdaptiveFloor, FixedK, RoundView
+from workbench.spec.policies import AdaptiveFloor, Cumulative, FixedK, Ladder, MinConfidence, RoundView, trimmed
 
 FEW: dict[str, Any] = dict(ignore_eos=True)
 
@@ -106,6 +106,7 @@ def by_paths(given: Track, policy: Any) -> dict[str, float]:
         wish, budget = run.next_k(at + 1), given.length - 1 - at
         k = min(wish, budget - 1)
         drafted = next((j for j in range(k) if run.drops(j, given.forced_top[at, j], 1)), k)
+        drafted = trimmed(run, drafted, 1)
         total["rounds"] += weight
         total["drafted"] += weight * drafted
         total["cut"] += weight * (k < wish)
@@ -128,6 +129,9 @@ POLICIES = [
     AdaptiveFloor(k=4),
     AdaptiveFloor(k=4, floor=2, cap=3),
     AdaptiveFloor(k=4, p_min=0.5, statistic="top", floor_context=4),
+    Cumulative(k=4, threshold=0.3, statistic="top"),
+    MinConfidence(k=1, tau=0.4, statistic="top"),
+    Ladder(k=3, lanes=5, p_min=0.3, statistic="top"),
 ]
 
 

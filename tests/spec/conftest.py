@@ -50,8 +50,8 @@ class Setting:
         return [*self.ids, *self.own]
 
     def begin(self, **options: Any) -> Session:
-        """An empty session; ``policy``, ``proposer``, ``capacity`` are the session's, the rest are options."""
-        own = {name: options.pop(name) for name in ("policy", "proposer", "capacity") if name in options}
+        """An empty session; ``policy``, ``proposer``, ``capacity``, ``clock`` are its own, the rest are options."""
+        own = {name: options.pop(name) for name in ("policy", "proposer", "capacity", "clock") if name in options}
         return Session(self.model, options=GenerateOptions(**{"ignore_eos": True, "k": 3, **options}), **own)
 
     def session(self, **options: Any) -> Session:
