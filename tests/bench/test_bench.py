@@ -47,7 +47,7 @@ def test_committed_rows_can_be_traced(path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["decode", "replay", "extract", "memory", "shaping", "prefix"])
+@pytest.mark.parametrize("name", ["decode", "replay", "extract", "memory", "shaping", "prefix", "walk"])
 def test_a_quick_run_gives_rows(name: str, tmp_path: Path) -> None:
     rows = run(name, out=tmp_path / "rows.jsonl", threads=(1,), quick=True, progress=False)
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows) > 2

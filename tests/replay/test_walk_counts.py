@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,17 @@ import pytest
 
 import workbench as wb
 from workbench.core.errors import UserError
-from workbench.replay import DraftTable, Profile, WalkCounts, counts_of, own_tapes, replay, synthetic_table, walk
+from workbench.replay import (
+    DraftTable,
+    Profile,
+    WalkCounts,
+    counts_of,
+    kernel,
+    own_tapes,
+    replay,
+    synthetic_table,
+    walk,
+)
 from workbench.replay import fast as fast_module
 from workbench.replay.rows import Documents, shard_rows
 from workbench.replay.tracks import tracks
@@ -31,6 +42,7 @@ from workbench.spec.policies import (
     Policy,
     Scripted,
     Suspend,
+    rules,
 )
 from workbench.spec.policies.rules import FAMILIES
 
@@ -70,14 +82,14 @@ class AlternatingRun:
         self.rounds += 1 + (view.drafted == view.accepted > 0)
 
 
-def policies_of(seed: int, *, statistic: str | None = None) -> list[Policy]:
-    """One random policy of every family and both planned kinds."""
+def policies_of(seed: int, *, drawn: bool = False) -> list[Policy]:
+    """A random policy of every family and of the planned kinds; with ``drawn``, those that the ratio rule takes."""
     r = random.Random(seed)
-    reads = statistic or r.choice(["drawn", "top"])
+    reads = "top" if drawn else r.choice(["drawn", "top"])
     cut: dict[str, Any] = {"p_min": r.choice([0.0, 0.3, 0.6, 0.9]), "pmin0": r.random() < 0.5, "statistic": reads}
     k = r.randint(1, K)
     seconds = tuple(1 + 0.12 * i + 0.01 * r.random() for i in range(k + 1))
-    return [
+    made: list[Policy] = [
         FixedK(k=r.randint(0, K), **cut),
         AdaptiveFloor(
             k=k, cap=r.randint(1, K), floor=r.choice([None, 1, 2, 4]), floor_context=r.choice([0, 40]), **cut
@@ -91,7 +103,10 @@ def policies_of(seed: int, *, statistic: str | None = None) -> list[Policy]:
         Gate(k=k, window=r.randint(1, 6), reprobe_tokens=r.randint(4, 30), refresh_tokens=r.randint(4, 30), **cut),
         Scripted(ks=tuple(r.randint(0, K) for _ in range(r.randint(1, 9)))),
         Scripted(ks={r.randint(0, 120): r.randint(0, K) for _ in range(r.randint(0, 40))}),
-    ] + ([] if statistic == "top" else [Oracle(k=k), Oracle(k=k, seconds=seconds)])
+        Oracle(k=k),
+        Oracle(k=k, seconds=seconds),
+    ]
+    return [policy for policy in made if not (drawn and policy.anticipating)]
 
 
 def plain(table: DraftTable, policy: Policy, estimator: str, **more: Any) -> WalkCounts:
@@ -147,7 +162,8 @@ def test_compiled_and_plain_walks_count_the_same(made, name) -> None:
 def test_drawn_acceptances_are_the_same(made) -> None:
     table = made(**TABLES["drawn, coupled"])
     for seed in (None, 7):
-        assert unequal(table, policies_of(5, statistic="top"), "ratio", seed=seed) == []
+        policies = policies_of(5, drawn=True)
+        assert len(policies) > 6 and unequal(table, policies, "ratio", seed=seed) == []
     one, other = (next(wb.walk_counts(table, FixedK(k=4), estimator="ratio", seed=seed)) for seed in (0, 7))
     assert one != other
 
@@ -168,7 +184,7 @@ def test_many_random_policies_on_many_random_tables(tmp_path, seed) -> None:
     for estimator in ["forced", *(["own"] if profile.agree == 1 else [])]:
         assert unequal(table, policies_of(seed), estimator) == []
     if temperature and profile.agree == 1:
-        assert unequal(table, policies_of(seed, statistic="top"), "ratio", seed=seed) == []
+        assert unequal(table, policies_of(seed, drawn=True), "ratio", seed=seed) == []
 
 
 def test_on_a_recorded_table_of_own_texts_and_of_others(tiny, sampled, tmp_path) -> None:
@@ -270,6 +286,15 @@ def test_another_policy_is_found(made) -> None:
     for one, other in pairs:
         compiled, reference = next(wb.walk_counts(table, one)), plain(table, other, "own")
         assert replace(reference, policy=one, k_max=one.k_max) != compiled
+
+
+def test_a_kept_kernel_goes_with_the_rules_it_was_compiled_from(monkeypatch, tmp_path) -> None:
+    before = kernel.sources.__wrapped__()
+    assert kernel.sources.__wrapped__() == before
+    changed = tmp_path / "rules.py"
+    changed.write_bytes(Path(rules.__file__).read_bytes() + b"\n")
+    monkeypatch.setattr(rules, "__file__", str(changed))
+    assert kernel.sources.__wrapped__() != before
 
 
 # --- what must hold of any walk -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 from workbench.core.errors import UserError, check_choice, check_int
 from workbench.core.manifest import git_state, library_versions, machine
 
-NAMES = ("decode", "replay", "extract", "memory", "shaping", "prefix", "phases", "predict")
+NAMES = ("decode", "replay", "extract", "memory", "shaping", "prefix", "walk", "phases", "predict")
 
 
 def run(
@@ -28,7 +28,7 @@ def run(
     """Measure on the demo checkpoint and return one row per arm.
 
     Args:
-        name: "decode", "replay", "extract", "memory", "shaping", "prefix", "phases" or "predict".
+        name: "decode", "replay", "extract", "memory", "shaping", "prefix", "walk", "phases" or "predict".
         out: JSONL file that rows are added to; None keeps them in memory.
         threads: Thread counts, each in a process of its own; "1,2" and (1, 2) mean the same.
         quick: Small sizes: a trial of the benchmark, no numbers to quote.

@@ -57,8 +57,6 @@ class WalkCounts:
     work_GCSD: np.ndarray
     route: str = "plain"
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, WalkCounts):
             return NotImplemented

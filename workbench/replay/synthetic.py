@@ -175,6 +175,7 @@ def _columns(length: int, k_max: int, profile: Profile, seed: int, document: int
         "target_p": target_p_R,
         "forced_q": np.clip(rate_T[at_RK] * random.uniform(0.2, 1.2, (rows, k_max)), 0.0, 1.0),
         "forced_top": top_RK,
+        "forced_ids": np.where(hit_RK, tape_T[at_RK], miss_RK),
         "past": past_RK,
     }
 
