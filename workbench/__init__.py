@@ -41,6 +41,10 @@ _LAZY = {
     "CostModel": "workbench.replay:CostModel",
     "predict": "workbench.replay:predict",
     "published_costs": "workbench.replay:published_costs",
+    "sweep": "workbench.sweep",
+    "load_sweep": "workbench.sweep:load_sweep",
+    "recommend": "workbench.sweep:recommend",
+    "compare_tables": "workbench.sweep:compare_tables",
     "plot": "workbench.plot",
     "display": "workbench.display",
     "FixedK": "workbench.spec.policies:FixedK",
@@ -70,6 +74,7 @@ __all__ = [
     "Chat",
     "compare_rounds",
     "compare_sessions",
+    "compare_tables",
     "corpus",
     "Corpus",
     "counts_of",
@@ -90,6 +95,7 @@ __all__ = [
     "live_rounds",
     "load",
     "load_anchors",
+    "load_sweep",
     "load_table",
     "MinConfidence",
     "Oracle",
@@ -101,6 +107,7 @@ __all__ = [
     "PrefixStore",
     "published_costs",
     "quiet",
+    "recommend",
     "replay",
     "score",
     "Scripted",
@@ -108,6 +115,7 @@ __all__ = [
     "slot_rates",
     "stream",
     "Suspend",
+    "sweep",
     "Tape",
     "tree_shapes",
     "tree_walk",
@@ -166,6 +174,7 @@ if TYPE_CHECKING:
     from workbench.spec.session import Session
     from workbench.spec.store import PrefixStore
     from workbench.spec.tree import TreeShape, tree_shapes
+    from workbench.sweep import compare_tables, load_sweep, recommend, sweep
     from workbench.sweep.explore import explore
 
 

@@ -209,6 +209,10 @@ def test_the_fast_class_parts_at_rounding_level_only(demo, heldout, policies_mod
         walked = walk(table, policy=policy, estimator="own", cost=cost)
         rounds += len(walked)
         listed.append(compare_rounds(walked, one.rounds, table))
+        for first in listed[-1].head(1).iter_rows(named=True):  # later ones may follow from what this one taught
+            at = getattr(policy, "p_min", None) or getattr(policy, "tau", None)
+            near = at is not None and abs(first["draft_top1"] - at) < 1e-3
+            assert first["decision"] != "stop" or near or kind == "cumulative", (policy, first)
     found = pl.concat(listed).filter(pl.col("decision").is_not_null())
     print(f"{len(found)} of {rounds} rounds differ", found)
     beyond = found.filter((pl.col("decision") != "stop") & (pl.col("margin") > 1e-2))

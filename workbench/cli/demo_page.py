@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.cli.page import facts, figure, folded, page, paragraph, table
+from workbench.cli.page import facts, figure, folded, page, paragraph, png_of, table
 from workbench.cli.replay import likelihoods
 from workbench.core.manifest import write_atomic
 from workbench.core.metrics import acceptance
@@ -75,7 +74,7 @@ def write_figures(job: Demo, folder: Path) -> list[Figure]:
     folder.mkdir()
     out = []
     for name, title, draw, says in progress(drawings, desc="figures", unit="figure"):
-        png = _png(draw())
+        png = png_of(draw())
         write_atomic(folder / f"{name}.png", png)
         out.append(Figure(name, title, says(), png))
     return out
@@ -144,16 +143,6 @@ def write_page(job: Demo, figures: list[Figure], path: Path, *, seconds: float) 
         folded("manifest.json", json.dumps(job.manifest.to_dict(), indent=1, ensure_ascii=False)),
     ]
     return write_atomic(path, page("Speculative decoding, end to end", "\n".join(body)).encode())
-
-
-def _png(ax: Any) -> bytes:
-    """The figure of some axes as PNG bytes without a date; the figure is closed."""
-    import matplotlib.pyplot as plt
-
-    buffer = io.BytesIO()
-    ax.figure.savefig(buffer, format="png", dpi=130, bbox_inches="tight", metadata={"Software": None})
-    plt.close(ax.figure)
-    return buffer.getvalue()
 
 
 def _model(job: Demo) -> str:

@@ -22,6 +22,7 @@ VERBS = {
     "generate": "decode one prompt, speculatively or plainly, and show every round",
     "extract": "write anchor records of a corpus, to train drafters on",
     "replay": "write the draft table and the NLL of a corpus",
+    "sweep": "walk a grid of policies over draft tables, recommend one, write a page with sliders",
     "train": "build the demo corpus, train the demo checkpoint, average two checkpoints",
     "bench": "measure decode, replay and extraction on this machine",
     "info": "facts of a checkpoint, its cache, this machine and the shipped corpora",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1d1d1f;--soft:#5c5c66;--line:#d9d9de;--back:#ffffff;--card:#f6f6f8}
@@ -69,6 +72,22 @@ def figure(png: bytes, title: str, says: str) -> str:
     """A figure, embedded, with what it says under it."""
     source = "data:image/png;base64," + b64encode(png).decode()
     return f'<figure><img alt="{escape(title)}" src="{source}"><figcaption>{escape(says)}</figcaption></figure>'
+
+
+def png_of(ax: Any) -> bytes:
+    """The figure of some axes as PNG bytes without a date; the figure is closed."""
+    import matplotlib.pyplot as plt
+
+    buffer = io.BytesIO()
+    ax.figure.savefig(buffer, format="png", dpi=130, bbox_inches="tight", metadata={"Software": None})
+    plt.close(ax.figure)
+    return buffer.getvalue()
+
+
+def embedded(name: str, data: Any) -> str:
+    """Data for a page's own script: JSON in an element of this id, safe inside HTML."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return f'<script type="application/json" id="{escape(name)}">{text.replace("<", chr(92) + "u003c")}</script>'
 
 
 def folded(title: str, text: str) -> str:

@@ -81,6 +81,33 @@ def bootstrap_by(
     return [_interval(value_M[m], draws_DM[:, m], int(counts[m]), draws, level) for m in range(len(value_M))]
 
 
+def ratio_draws(
+    groups: ArrayLike,
+    numerator: ArrayLike,
+    denominator: ArrayLike | None = None,
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> np.ndarray:
+    """The resampled ratios themselves; calls over the same groups with the same seed are paired, draw by draw.
+
+    Args:
+        groups: Document of each row, [N]; any sortable ids.
+        numerator: [N] or [N, M], as for ``bootstrap_by``.
+        denominator: As for ``bootstrap_by``.
+        draws: Resamples; default 2000.
+        seed: Seed of the resampling.
+
+    Returns:
+        Float64 [D, M]; NaN where a draw's denominator is 0.
+
+    Raises:
+        UserError: Shapes that do not match, or an option out of range.
+    """
+    num_GM, den_GM, _ = group_sums(groups, numerator, denominator)
+    return _resample(num_GM, den_GM, draws, seed)
+
+
 def bootstrap_difference(
     a: tuple[ArrayLike, ArrayLike, ArrayLike | None],
     b: tuple[ArrayLike, ArrayLike, ArrayLike | None],

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from workbench.core.errors import CheckpointError, UserError
 from workbench.core.manifest import Manifest, git_state, sha256_file, sync_directory, write_atomic, write_json
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
 
-_SHARD = re.compile(r"data-\d{5,}-of-\d{5,}\.arrow")
 BATCH_ROWS = 256  # rows held before they are written as one record batch
 
 
@@ -78,6 +77,8 @@ class ShardDirectory:
         UserError: The directory holds something else, another run's data, or is being written by another process.
     """
 
+    shard_names = re.compile(r"data-\d{5,}-of-\d{5,}\.arrow")
+
     def __init__(
         self,
         out: Path,
@@ -93,7 +94,7 @@ class ShardDirectory:
         self._made: list[Path] = []
         self._lock = -1
 
-    def __enter__(self) -> ShardDirectory:
+    def __enter__(self) -> Self:
         if self.out.exists() and not self.out.is_dir():
             raise UserError(f"out={str(self.out)!r} is a file: give a directory")
         try:
@@ -121,7 +122,8 @@ class ShardDirectory:
         if kind is not None:
             self._sweep()
             if not self.manifest.shards:
-                for name in [*self._files, "manifest.json"]:
+                unlisted = [path.name for path in self.out.iterdir() if self.shard_names.fullmatch(path.name)]
+                for name in [*unlisted, *self._files, "manifest.json"]:
                     (self.out / name).unlink(missing_ok=True)
         self._leave()
 
@@ -135,8 +137,8 @@ class ShardDirectory:
     def _temporary(self, path: Path) -> bool:
         """True for the temporary name of a file that runs of this kind write."""
         final, dot, end = path.name.rpartition(".")
-        ours = final in {"manifest.json", "state.json", "dataset_info.json", *self._files} or _SHARD.fullmatch(final)
-        return dot + end == ".tmp" and bool(ours)
+        named = final in {"manifest.json", "state.json", "dataset_info.json", *self._files}
+        return dot + end == ".tmp" and bool(named or self.shard_names.fullmatch(final))
 
     def _sweep(self) -> None:
         for path in filter(self._temporary, list(self.out.iterdir())):
@@ -153,7 +155,7 @@ class ShardDirectory:
             )
         if held:
             before = Manifest.read(self.out)
-            if differences := before.differences(self.manifest):
+            if differences := self.differences(before):
                 raise UserError(
                     f"{self.out} belongs to another run: {'; '.join(differences)}. Repeat that run's settings to go on "
                     "with it, choose another out, or delete it"
@@ -163,7 +165,7 @@ class ShardDirectory:
             before.shards = [shard for shard in before.shards if shard["file"] in here]
             before.files = {name: digest for name, digest in before.files.items() if name in here}
             verify(self.out, before)
-            self.manifest = before
+            self.manifest = self.carried(before)
         self._sweep()
         if self.manifest.complete:
             return
@@ -174,6 +176,14 @@ class ShardDirectory:
         self.manifest.write(self.out)  # first of all files, so that a directory of ours is always known as one
         for name, data in self._files.items():
             write_atomic(self.out / name, data)
+
+    def differences(self, before: Manifest) -> list[str]:
+        """What keeps the directory's manifest and this run's from describing one run, as phrases."""
+        return before.differences(self.manifest)
+
+    def carried(self, before: Manifest) -> Manifest:
+        """The manifest to go on with: the directory's own, its files present and unharmed."""
+        return before
 
     def name(self, index: int) -> str:
         """File name of a shard."""
@@ -208,9 +218,13 @@ class ShardDirectory:
         os.replace(temporary, final)
         sync_directory(self.out)
         entry = {"file": final.name, "sha256": sink.digest.hexdigest(), "bytes": sink.size, "rows": rows}
-        self.manifest.shards.append(entry | {"documents": list(self.plan[index])})
+        self.manifest.shards.append(entry | self.holds(index))
         self.manifest.shards.sort(key=lambda shard: shard["file"])
         self.manifest.write(self.out)
+
+    def holds(self, index: int) -> dict[str, Any]:
+        """What the manifest says of a shard's contents."""
+        return {"documents": list(self.plan[index])}
 
     def fill(
         self, batches: Callable[[slice, Any], Iterable[pa.RecordBatch]], *, sizes: Sequence[int], desc: str
