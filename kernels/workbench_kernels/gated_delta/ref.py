@@ -152,7 +152,7 @@ def chunk(
     lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
     decay = (cum.unsqueeze(-1) - cum.unsqueeze(-2)).masked_fill(~lower, float("-inf")).exp()
     k_beta, grown = k * beta, cum.exp().unsqueeze(-1)
-    a = (k_beta @ k.transpose(-1, -2) * decay).tril(-1)
+    a = k_beta @ k.transpose(-1, -2) * decay  # the solve reads what lies under the diagonal alone
     rhs = torch.cat([v * beta, k_beta * grown], dim=-1)
     solved = torch.linalg.solve_triangular(a, rhs, upper=False, unitriangular=True)
     u, w = solved[..., :dv], solved[..., dv:]
@@ -162,8 +162,9 @@ def chunk(
     k_tail = (k * (last - cum).exp().unsqueeze(-1)).transpose(-1, -2)
     shrink = last.exp().unsqueeze(-1)
     state = q.new_zeros(b, h, dk, dv) if state_BHKV is None else state_BHKV
-    out, state = _carry(u, w, q_grown, scores, shrink, k_tail, state)
-    y = torch.stack(out, dim=1).permute(0, 1, 3, 2, 4).reshape(b, t + pad, h, dv)
+    old, fresh, state = _carry(u, torch.cat([w, q_grown], -2), shrink, k_tail, state)
+    out = old + scores @ fresh
+    y = out.permute(1, 0, 3, 2, 4).reshape(b, t + pad, h, dv)
     return y[:, :t], state
 
 
@@ -176,13 +177,15 @@ def carry_eagerly() -> None:
     _carry = torch.compiler.disable(_carry)
 
 
-def _carry(
-    u: Tensor, w: Tensor, q_grown: Tensor, scores: Tensor, shrink: Tensor, k_tail: Tensor, state: Tensor
-) -> tuple[list[Tensor], Tensor]:
-    """Pass the state from chunk to chunk."""
-    out = []
+def _carry(u: Tensor, w_and_q: Tensor, shrink: Tensor, k_tail: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pass the state from chunk to chunk: what queries read of the state before theirs, new values, the last state.
+
+    What can be done for all chunks at once is left to the caller; the loop's products are few and small.
+    """
+    c, old, fresh = u.shape[-2], [], []
     for i in range(u.shape[0]):
-        fresh = u[i] - w[i] @ state
-        out.append(q_grown[i] @ state + scores[i] @ fresh)
-        state = state * shrink[i] + k_tail[i] @ fresh
-    return out, state
+        read = w_and_q[i] @ state
+        old.append(read[..., c:, :])
+        fresh.append(u[i] - read[..., :c, :])
+        state = state * shrink[i] + k_tail[i] @ fresh[-1]
+    return torch.stack(old), torch.stack(fresh), state
