@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,6 +86,11 @@ class Cost:
 
     def round_seconds(self, *, steps: int, drafted: int, context: int = 0) -> float:
         return steps * self.step + 1 + (1 + drafted) * self.row
+
+    def grid(self, k_max: int, *, contexts: Sequence[float]) -> np.ndarray:
+        steps, drafted = np.ogrid[: k_max + 1, : k_max + 1]
+        seconds = steps * self.step + 1 + (1 + drafted) * self.row
+        return np.broadcast_to(seconds, (len(contexts), *seconds.shape))
 
     def curve(self, k: int) -> tuple[float, ...]:
         return tuple(self.round_seconds(steps=n, drafted=n) for n in range(k + 1))

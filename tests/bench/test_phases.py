@@ -14,8 +14,8 @@ from workbench.bench.phases import PhaseMeter
 from workbench.bench.planned import batched, continuation, plain, run_plain, run_plan, speculative
 from workbench.core.progress import quiet
 from workbench.replay.cost import CostModel
+from workbench.spec import bursts
 from workbench.spec import round as rounds
-from workbench.spec import session as sessions
 
 K = 3
 PROMPT = [5, 9, 2, 44, 7, 31, 5, 9]
@@ -38,7 +38,7 @@ def ticking(monkeypatch) -> Callable[[], float]:
         now[0] += 1
         return now[0]
 
-    for module in (rounds, sessions, planned):
+    for module in (rounds, bursts, planned):
         monkeypatch.setattr(module, "perf_counter", clock)
     return clock
 

@@ -29,7 +29,9 @@ def dirty(fill: int) -> pa.RecordBatch:
     lists = pa.FixedSizeListArray.from_arrays(inner, 3)
     marks = pa.FixedSizeListArray.from_arrays(pa.Array.from_buffers(pa.bool_(), 3 * ROWS, [None, bits(3 * ROWS)]), 3)
     texts = pa.array([None if i % 5 == 0 else "x" * (i % 4) for i in range(ROWS)])
-    return pa.RecordBatch.from_arrays([flags, numbers, lists, marks, texts], names=list("abcde"))
+    ends = pa.array(np.arange(0, 2 * ROWS + 1, 2, dtype=np.int32))
+    ragged = pa.ListArray.from_arrays(ends, pa.Array.from_buffers(pa.bool_(), 2 * ROWS, [None, bits(2 * ROWS)]))
+    return pa.RecordBatch.from_arrays([flags, numbers, lists, marks, texts, ragged], names=list("abcdef"))
 
 
 def stream(batch: pa.RecordBatch) -> bytes:

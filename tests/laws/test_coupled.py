@@ -296,7 +296,7 @@ def test_a_target_draw_keyed_by_the_start_of_its_round_breaks_identity(small, mo
     def wrong(law: Any, noise: Noise, position: int, purpose: int = TARGET, start: int = 0) -> int:
         return right(law, noise, position, DRAFT, at[0])
 
-    monkeypatch.setattr("workbench.spec.session.run_round", noted)
+    monkeypatch.setattr("workbench.spec.bursts.run_round", noted)
     monkeypatch.setattr(choose, "draw", wrong)
     texts = [speculate(small, ids, own, {**CELL, "k": k}, 3)[0].tokens for k in (1, 2, 4)]
     assert len({tuple(text) for text in texts}) == 3, "with noise of rounds the text depends on the rounds"

@@ -18,7 +18,7 @@ def settled(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The same rows with every bit past the last one zero.
 
     Args:
-        batch: Flat columns, and fixed-size lists of flat values.
+        batch: Flat columns, texts, and lists of these.
 
     Returns:
         A batch that begins at its buffers' first row.
@@ -34,12 +34,11 @@ def _settled(array: pa.Array) -> pa.Array:
 
     kind, length = array.type, len(array)
     valid, *rest = array.buffers()[: kind.num_buffers]
-    if pa.types.is_fixed_size_list(kind):
+    children = []
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         children = [_settled(array.values)]
-    else:
-        children = []
-        if pa.types.is_boolean(kind):
-            rest = [_zero_tail(rest[0], length)]
+    elif pa.types.is_boolean(kind):
+        rest = [_zero_tail(rest[0], length)]
     buffers = [_zero_tail(valid, length) if valid is not None and array.null_count else None, *rest]
     return pa.Array.from_buffers(kind, length, buffers, children=children)
 
