@@ -86,6 +86,44 @@ def rows_alone(op: Op, case: Case, dtype: torch.dtype, device: str) -> Iterator[
                 yield f"{op.name} {case.name}: output {i} of row {r} changes when the row stands alone"
 
 
+def delta_laws(device: str, **sizes: int) -> list[str]:
+    """Steps of any size, commits, columns and the scan of the delta rule give the same bits."""
+    from workbench_kernels import gated_delta as g
+
+    given = ops()["gated_delta_step"].inputs(Case(sizes), dtype=torch.float32, device=device)
+    state, t, b = given.pop("state_BHKV"), sizes["t"], sizes["b"]
+    mixed, gates = given.pop("mixed_BTC"), given.pop("gates_BTM")
+    whole = g.gated_delta_step(
+        mixed, gates, state_BHKV=state, **given, write="none", tape=True, columns=True, impl="triton"
+    )
+    found, at = [], state.clone()
+    for i in range(t):
+        row = slice(i, i + 1)
+        one = g.gated_delta_step(
+            mixed[:, row].contiguous(), gates[:, row].contiguous(), state_BHKV=at, **given, impl="triton"
+        )
+        if not same(one.out_BTHV, whole.out_BTHV[:, row]):
+            found.append(f"row {i} of a step of {t} differs from a step of 1")
+        keep = torch.full((b,), i + 1, dtype=torch.int32, device=device)
+        kept = g.gated_delta_commit(whole.tape, state.clone(), keep, impl="triton")
+        if not same(kept, at) or not same(whole.states_BTHKV[:, i], at):
+            found.append(f"the state after {i + 1} rows differs between commit, column and steps")
+        wrong = g.gated_delta_commit(whole.tape, state.clone(), keep - 1, impl="triton")
+        if same(wrong, at):
+            found.append(f"a commit of {i} rows passes for one of {i + 1}")
+    ragged = torch.arange(b, dtype=torch.int32, device=device) % (t + 1)
+    kept = g.gated_delta_commit(whole.tape, state.clone(), ragged, impl="triton")
+    for i, n in enumerate(ragged.tolist()):
+        if not same(kept[i], whole.states_BTHKV[i, n - 1] if n else state[i]):
+            found.append(f"a ragged commit of {n} rows differs")
+    heads = {k: given[k] for k in ("a_log_H", "dt_bias_H", "key_heads")}
+    q, k, v, beta, decay, _ = g.delta_inputs(mixed, gates, **heads, key_width=sizes["k"], impl="triton")
+    _, after = g.gated_delta_scan(q, *whole.tape, state, impl="triton")
+    if not same(after, at):
+        found.append("the scan's state differs from the steps'")
+    return found
+
+
 def same(a: Tensor, b: Tensor) -> bool:
     """Equal in every bit, but for NaN's."""
     if a.is_floating_point():
@@ -108,6 +146,8 @@ def check(names: list[str]) -> dict[str, Any]:
         if op.rows:
             for case in full[-2:]:
                 failures += rows_alone(op, case, torch.float32, "cpu")
+    if not names:
+        failures += delta_laws("cpu", b=2, t=5, n=2, h=6, k=10, v=18)
     return {"failures": failures, "cases": done}
 
 
