@@ -79,7 +79,9 @@ def delta_kernel(
         tl.store(after_ptr + head * K * V + cell, s, mask=live)
 
 
-BLOCK_V, WARPS = 32, 4
+# H200, 32 heads of 128: B = 256 278 us, 32 41 us, 1 4.4 us; 4 warps 319, 44, 4.6. One shape for every B: it is the
+# order of sums
+BLOCK_V, WARPS = 32, 1
 
 
 def _run(

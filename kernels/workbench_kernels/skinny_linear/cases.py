@@ -29,8 +29,8 @@ def _wide(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def stock(x_MK: Tensor, w_NK: Tensor, **options: Any) -> Tensor:
-    """The library's product, with nothing before or after it."""
-    return torch.nn.functional.linear(x_MK, w_NK)
+    """The library's product alone, without norm, scales or activation."""
+    return torch.nn.functional.linear(x_MK, w_NK if w_NK.dtype == x_MK.dtype else w_NK.to(x_MK.dtype))
 
 
 ODD = (

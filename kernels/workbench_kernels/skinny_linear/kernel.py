@@ -62,6 +62,7 @@ def skinny_kernel(
     acc = tl.zeros((16, BN), tl.float32)
     up = tl.zeros((16, BN), tl.float32)
     squares = tl.zeros((16,), tl.float32)
+    square = tl.zeros((16, BK), tl.float32)
     x_at = x_ptr + rows.to(tl.int64)[:, None] * K
     for step in range(0, STEPS):
         kk = (part * STEPS + step) * BK + tl.arange(0, BK)
@@ -74,7 +75,7 @@ def skinny_kernel(
             w2, scale2 = _weights(w_ptr, scale_ptr, n + N, live_n, kk, K, S, G, QUANT, EVEN)
         if NORM:
             wide = x.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
+            square += wide * wide
             x = as_operand(wide * tl.load(norm_ptr + kk, mask=kk < K, other=0.0)[None, :], TYPE)
         elif INTERPRETED:
             x = x.to(tl.float32)
@@ -87,6 +88,8 @@ def skinny_kernel(
             acc = dot(x, w, acc, PRECISION)
             if SWIGLU:
                 up = dot(x, w2, up, PRECISION)
+    if NORM:
+        squares = tl.sum(square, 1)
     at = rows[:, None] * N + n[None, :]
     live = live_m[:, None] & live_n[None, :]
     last = True
@@ -140,19 +143,20 @@ def tile_of(n: int, k: int, bytes_each: int, swiglu: bool, group: int) -> Tile:
     Returns:
         The tile.
     """
+    # H200, bf16, 4 rows, medians: gate and up of 4B 3.69 TB/s, head 4.46, down 2.92 with 8 parts
     if bytes_each == 4:
         bn, bk, stages = 32, 64, 3
     elif n >= 65536:
-        bn, bk, stages = 64, 128, 4
+        bn, bk, stages = 64, 128, 3
     else:
-        bn, bk, stages = (16, 256, 4) if swiglu else (32, 128, 5)
+        bn, bk, stages = (32, 128, 3) if swiglu else (32, 128, 5)
     bk = min(bk, triton.next_power_of_2(k))
     while group < k and group % bk:
         bk //= 2
     bk = max(bk, 32 if bytes_each == 1 else 16)
     tiles, steps = -(-n // bn), -(-k // bk)
     parts = 1
-    while tiles * parts < 264 and steps >= 4 * parts and parts < 8:
+    while tiles * parts < (112 if swiglu else 264) and steps >= 4 * parts and parts < 8:
         parts *= 2
     return Tile(bn, bk, parts, 4, stages)
 
