@@ -6,6 +6,7 @@ and stores round by hand.
 
 from __future__ import annotations
 
+import struct
 from contextlib import nullcontext
 from typing import Any
 
@@ -98,6 +99,12 @@ def word_of(ids, k0, k1, position, purpose, start):
 
 
 @triton.jit
+def real(bits):
+    """The float64 whose bits a launch passed as an integer; a float argument would be rounded to float32."""
+    return bits.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
 def uniform_of(word):
     """A word as a float64 number strictly inside (0, 1)."""
     return (word.to(tl.float64) + 0.5) * 2.3283064365386962890625e-10
@@ -111,6 +118,11 @@ def launch(kernel: Any, grid: tuple[int, ...], first: torch.Tensor, *args: Any, 
     on_it = here.type != "cuda" or here.index == torch.cuda.current_device()
     with nullcontext() if on_it else torch.cuda.device(here):
         kernel[grid](first, *args, **options)
+
+
+def bits(value: float) -> int:
+    """The bits of a float64 as a signed integer: see ``real``."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
 def power(n: int, low: int = 1) -> int:
