@@ -85,7 +85,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [x for part in value for x in _tensors(part)] if isinstance(value, tuple) else []
 
 
-def measure(op: Op, case: Case, dtype: torch.dtype, rate: float) -> dict[str, Any]:
+def measure(op: Op, case: Case, dtype: torch.dtype, rate: float, device: str = "cuda") -> dict[str, Any]:
     """One row: the op checked, timed, and set against its floor and what it replaces.
 
     Args:
@@ -93,11 +93,12 @@ def measure(op: Op, case: Case, dtype: torch.dtype, rate: float) -> dict[str, An
         case: Sizes.
         dtype: Of the inputs.
         rate: Measured copy rate, bytes per second.
+        device: Where; default "cuda".
 
     Returns:
         The row; without a speed-up when the check failed.
     """
-    given = op.inputs(case, dtype=dtype, device="cuda")
+    given = op.inputs(case, dtype=dtype, device=device)
     made = outputs(op.call(**copied(given), **case.options, impl="triton"))
     faults = list(misses(op, made, op.reference(given, case.options), dtype))
     row: dict[str, Any] = {
@@ -112,6 +113,8 @@ def measure(op: Op, case: Case, dtype: torch.dtype, rate: float) -> dict[str, An
         moved = op.moved(given, made)
         row |= {"bytes": moved, "tb_s": moved / mid / 1e6, "floor_us": moved / rate * 1e6}
         row["of_copy_rate"] = row["tb_s"] * 1e12 / rate
+    if op.flops is not None:
+        row["tflop_s"] = op.flops(case.sizes) / mid / 1e6
     if op.baseline is not None and not faults:
         _, stock, _ = timed([_bound(op.baseline, x, case.options) for x in many])
         row |= {"stock_us": stock, "speedup": stock / mid}

@@ -124,6 +124,81 @@ def delta_laws(device: str, **sizes: int) -> list[str]:
     return found
 
 
+def sampling_laws(device: str, vocab: int) -> list[str]:
+    """Edits, draws, acceptance and residuals are those of workbench.sampling, draw for draw."""
+    from workbench.sampling.draw import draw
+    from workbench.sampling.options import ORDERS, Shaping
+    from workbench.sampling.philox import DRAFT, TARGET, Noise
+    from workbench.sampling.shaping import laws
+    from workbench.spec.choose import Chooser
+    from workbench_kernels.accept import accept_ratio
+    from workbench_kernels.shape_draw import edit_logits, residual_draw, shape_draw
+
+    noise, found, rows = Noise(5, 1), [], 4
+    x = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * 3
+    history, drafted = [4, 5, 6, 5, 80, 4], [7, 4, 4]
+    start = len(history) - 1
+    tokens = torch.tensor([*history, *drafted], device=device)
+    length = torch.tensor([len(history)], dtype=torch.int32, device=device)
+    at = torch.arange(rows, device=device) + len(history)
+    settings: list[dict[str, Any]] = [
+        dict(temperature=0.0), dict(temperature=0.8), dict(temperature=0.7, top_k=20, top_p=0.9),
+        dict(temperature=1.3, top_p=0.6, min_p=0.02),
+        dict(temperature=0.9, top_k=5, repetition_penalty=1.3, frequency_penalty=0.3, presence_penalty=0.4,
+             penalty_last_n=5, logit_bias={3: 2.5, 5: -1.0}),
+    ]  # fmt: skip
+    for order in ORDERS:
+        for fields in settings:
+            s = Shaping(order=order, **fields)
+            ids = torch.tensor([i for i, _ in s.bias], dtype=torch.int64, device=device)
+            edited = edit_logits(
+                x.clone().to(device), tokens_L=tokens, length_1=length, last_n=s.penalty_last_n,
+                repetition=s.repetition_penalty, frequency=s.frequency_penalty, presence=s.presence_penalty,
+                bias_ids_U=ids, bias_U=torch.tensor([v for _, v in s.bias], device=device), impl="triton",
+            )  # fmt: skip
+            theirs = laws(x, s, history=history, drafted=drafted)
+            options = dict(key=noise.key, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p)
+            for purpose in (TARGET, DRAFT):
+                made = shape_draw(
+                    edited, at, torch.full_like(at, start), **options, order=order, purpose=purpose, impl="triton"
+                )
+                want = [draw(p, noise, len(history) + r, purpose, start) for r, p in enumerate(theirs)]
+                if made.tokens_R.tolist() != want:
+                    found.append(f"{order} {fields} purpose {purpose}: {made.tokens_R.tolist()} for {want}")
+    chooser = Chooser(Shaping(temperature=0.8, top_p=0.9), noise, "ratio")
+    options = dict(key=noise.key, temperature=0.8)
+    seen = set()
+    for seed in range(12):
+        near = torch.Generator().manual_seed(seed)
+        p = torch.randn(rows, vocab, generator=near) * 2
+        q = p[: rows - 1] + torch.randn(rows - 1, vocab, generator=near) * (0.1 if seed % 2 else 0.6)
+        ps, qs = laws(p, chooser.shaping), laws(q, chooser.shaping)
+        drafts = [draw(law, noise, start + 1 + i, DRAFT, start) for i, law in enumerate(qs)]
+        n = 0
+        while n < len(drafts) and chooser.accepts(ps[n], qs[n], drafts[n], start + 1 + n, start):
+            n += 1
+        last = draw(ps[n], noise, start + 1 + n, TARGET) if n == len(drafts) else chooser.redraw(
+            ps[n], qs[n], start + 1 + n, start
+        )
+        place = torch.arange(rows, device=device) + start + 1
+        begun = torch.full_like(place, start)
+        p, q = p.to(device), q.to(device)
+        mine = shape_draw(p, place, begun, **options, top_p=0.9, impl="triton")
+        other = shape_draw(q, place[:-1].clone(), begun[:-1].clone(), **options, top_p=0.9, purpose=DRAFT, impl="triton")
+        if other.tokens_R.tolist() != drafts:
+            found.append(f"drafts {other.tokens_R.tolist()} for {drafts}")
+        args = (p[None], mine, q[None], other, other.tokens_R[None])
+        counts, starts = torch.tensor([rows - 1], dtype=torch.int32, device=device), begun[:1].clone()
+        outcome = accept_ratio(*args, counts, starts, **options, impl="triton")
+        residual_draw(*args, outcome, counts, starts, **options, impl="triton")
+        if outcome.tolist() != [[n, last, 0]]:
+            found.append(f"ratio, seed {seed}: {outcome.tolist()} for {[n, last]}")
+        seen.add(n == len(drafts))
+    if len(seen) < 2:
+        found.append("the seeds hold no rejection, or nothing else")
+    return found
+
+
 def same(a: Tensor, b: Tensor) -> bool:
     """Equal in every bit, but for NaN's."""
     if a.is_floating_point():
@@ -148,6 +223,7 @@ def check(names: list[str]) -> dict[str, Any]:
                 failures += rows_alone(op, case, torch.float32, "cpu")
     if not names:
         failures += delta_laws("cpu", b=2, t=5, n=2, h=6, k=10, v=18)
+        failures += sampling_laws("cpu", 1021)
     return {"failures": failures, "cases": done}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Any
 
 import torch
@@ -75,23 +76,29 @@ def compiled(launch: Launch, capability: int) -> str | None:
     return None if made.metadata.shared <= SHARED[capability] else f"needs {made.metadata.shared} bytes of shared memory"
 
 
-def check(names: list[str]) -> dict[str, Any]:
-    """Compile for sm_80 and sm_90."""
+def check(names: list[str], *, once: bool) -> dict[str, Any]:
+    """Compile for sm_80 and sm_90 every launch of these ops, or of all; ``once``: one launch per kernel."""
     table = ops()
     import workbench_kernels.registry as registry
 
     for folder in registry.FOLDERS:
         __import__(f"workbench_kernels.{folder}.kernel")
     __import__("workbench_kernels.gated_delta.chunks.kernel")
+    __import__("workbench_kernels.shape_draw.residual.kernel")
     found = launches([op for name, op in table.items() if not names or name in names])
-    failures = []
+    if once:
+        found = {launch[0].fn.__name__: launch for launch in found.values()}
+    failures, seconds = [], {}
     for name, launch in found.items():
         for capability in SHARED:
+            began = time.perf_counter()
             fault = compiled(launch, capability)
+            seconds[f"sm_{capability} {name.split()[0]}"] = round(time.perf_counter() - began, 2)
             if fault:
                 failures.append(f"sm_{capability} {name}: {fault}")
-    return {"failures": failures, "kernels": len(found), "triton": triton.__version__, "interpreted": bool(device_kernel.INTERPRETED.value)}
+    slowest = dict(sorted(seconds.items(), key=lambda item: -item[1])[:8])
+    return {"failures": failures, "launches": len(found), "slowest": slowest, "triton": triton.__version__, "interpreted": bool(device_kernel.INTERPRETED.value)}
 
 
 if __name__ == "__main__":
-    print(json.dumps(check(sys.argv[1:])))
+    print(json.dumps(check([a for a in sys.argv[1:] if a != "--once"], once="--once" in sys.argv)))

@@ -120,8 +120,9 @@ def _draw(
     if top_k and top_k < len(x):
         kept &= x >= x[top_k - 1]
     judged = weight * kept if order == "chain" else weight
-    larger = torch.stack([judged[x > value].sum() for value in x.unique()])[torch.searchsorted(x.unique(), x)]
     if top_p < 1:
+        upto = torch.cat([judged.new_zeros(1), judged.cumsum(0)])
+        larger = upto[torch.searchsorted(-x, -x)]  # mass of strictly larger logits
         kept &= larger < top_p * judged.sum()
     kept &= weight >= min_p
     cut = float(x[kept][-1])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from workbench_kernels.registry import Case, Maker, Op
+from workbench_kernels.registry import Case, Maker, Op, nbytes
 
 
 def _rows(
@@ -56,10 +57,18 @@ FOUR = dict(n=4, g=4, d=256)
 REAL = tuple(Case(dict(b=1, t=t, held=held, **FOUR)) for t, held in [(1, 1024), (4, 1024), (16, 1024), (4, 16384)])
 PROMPT = (Case(dict(b=1, t=2048, held=0, **FOUR)), Case(dict(b=1, t=2048, held=6144, **FOUR)))
 EVERY = (Case(dict(p=2048, s=2048, j=8, every=True, **FOUR), dict(steps=8)),)
+
+
+def multiplied(sizes: Mapping[str, Any]) -> float:
+    """Multiplications and additions of causal attention."""
+    t, heads, d = sizes["t"], sizes["n"] * sizes["g"], sizes["d"]
+    return 4.0 * sizes["b"] * heads * d * t * (sizes["held"] + (t + 1) / 2)
+
+
 LOOSE = {torch.float32: 2e-5, torch.bfloat16: 1.2e-2}
 
 OPS = (
-    Op(name="verify_attention", module="verify_attention", make=_rows, odd=ODD, real=REAL, loose=LOOSE),
-    Op(name="prefill_attention", module="verify_attention", make=_rows, odd=LONG, real=PROMPT, loose=LOOSE),
+    Op(name="verify_attention", module="verify_attention", make=_rows, odd=ODD, real=REAL, loose=LOOSE, moved=nbytes),
+    Op(name="prefill_attention", module="verify_attention", make=_rows, odd=LONG, real=PROMPT, loose=LOOSE, flops=multiplied),
     Op(name="replay_attention", module="verify_attention", make=_chains, odd=STARTS, real=EVERY, loose=LOOSE),
 )
