@@ -11,6 +11,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from workbench_kernels.registry import Case, Op, copied, misses, ops, outputs
 PAST_CACHE = 240 << 20  # bytes of inputs that four caches of 60 MB cannot hold
 MOST_SETS = 64
 REPLAYS = 25
+WARM_SECONDS = 0.05
 
 
 def quantiles(times: Sequence[float]) -> tuple[float, float, float]:
@@ -49,8 +51,10 @@ def timed(calls: Sequence[Callable[[], Any]], *, replays: int = REPLAYS) -> tupl
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    for _ in range(3):
+    began = perf_counter()
+    while perf_counter() - began < WARM_SECONDS:  # clocks rise only under load
         graph.replay()
+        torch.cuda.synchronize()
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(replays)]
     for begin, end in marks:
         begin.record()

@@ -41,3 +41,7 @@ def test_delta_commits_are_bit_equal(kernel_checking):
 @pytest.mark.parametrize("vocab", [1021, 50_257])
 def test_draws_are_those_of_the_sampling_package(kernel_checking, vocab):
     assert not kernel_checking.sampling_laws("cuda", vocab)
+
+
+def test_packed_rows_are_the_caches(kernel_checking):
+    assert not kernel_checking.packed_stores("cuda")

@@ -124,6 +124,30 @@ def delta_laws(device: str, **sizes: int) -> list[str]:
     return found
 
 
+def packed_stores(device: str) -> list[str]:
+    """Rows packed by the kernel are, byte for byte, what the cache's formats make of the rows it stores dense."""
+    from workbench.cache.formats import FORMATS
+    from workbench_kernels.registry import Maker
+    from workbench_kernels.rope_store import rope_store
+    from workbench_kernels.rope_store.cases import _make
+
+    found = []
+    sizes = dict(b=2, t=5, h=2, n=2, d=64, r=16, s=20, held=9)
+    for kinds in (("q8_0", "q5_1"), ("q5_1", "q8_0"), ("q8_0", "dense")):
+        packed = _make(Maker(3, torch.float32, device), **sizes, k=kinds[0], v=kinds[1])
+        dense = _make(Maker(3, torch.float32, device), **sizes)
+        shared = {k: v for k, v in packed.items() if k[:2] not in ("k_", "v_") or k == "k_scale_D"}
+        made = rope_store(**copied(packed), impl="triton")[2:]
+        plain = rope_store(**{**dense, **shared}, impl="triton")[2:]
+        for kind, x, y in zip(kinds, made, plain):
+            for b, at in enumerate(packed["lengths_B"].tolist()):
+                rows = slice(at, at + sizes["t"])
+                want = y[b, :, rows].cpu() if kind == "dense" else FORMATS[kind].encode(y[b, :, rows].cpu())
+                if not torch.equal(x[b, :, rows].cpu(), want):
+                    found.append(f"rows packed as {kind} are not the cache's")
+    return found
+
+
 def sampling_laws(device: str, vocab: int) -> list[str]:
     """Edits, draws, acceptance and residuals are those of workbench.sampling, draw for draw."""
     from workbench.sampling.draw import draw
@@ -177,14 +201,18 @@ def sampling_laws(device: str, vocab: int) -> list[str]:
         n = 0
         while n < len(drafts) and chooser.accepts(ps[n], qs[n], drafts[n], start + 1 + n, start):
             n += 1
-        last = draw(ps[n], noise, start + 1 + n, TARGET) if n == len(drafts) else chooser.redraw(
-            ps[n], qs[n], start + 1 + n, start
+        last = (
+            draw(ps[n], noise, start + 1 + n, TARGET)
+            if n == len(drafts)
+            else chooser.redraw(ps[n], qs[n], start + 1 + n, start)
         )
         place = torch.arange(rows, device=device) + start + 1
         begun = torch.full_like(place, start)
         p, q = p.to(device), q.to(device)
         mine = shape_draw(p, place, begun, **options, top_p=0.9, impl="triton")
-        other = shape_draw(q, place[:-1].clone(), begun[:-1].clone(), **options, top_p=0.9, purpose=DRAFT, impl="triton")
+        other = shape_draw(
+            q, place[:-1].clone(), begun[:-1].clone(), **options, top_p=0.9, purpose=DRAFT, impl="triton"
+        )
         if other.tokens_R.tolist() != drafts:
             found.append(f"drafts {other.tokens_R.tolist()} for {drafts}")
         args = (p[None], mine, q[None], other, other.tokens_R[None])
@@ -224,6 +252,7 @@ def check(names: list[str]) -> dict[str, Any]:
     if not names:
         failures += delta_laws("cpu", b=2, t=5, n=2, h=6, k=10, v=18)
         failures += sampling_laws("cpu", 1021)
+        failures += packed_stores("cpu")
     return {"failures": failures, "cases": done}
 
 

@@ -37,7 +37,9 @@ def launches(chosen: list[Op]) -> dict[str, Launch]:
         found.setdefault(f"{kernel.fn.__name__} {kinds} {sorted(options.items())}", (kernel, args, options))
 
     dispatch.interpreting = lambda: True
-    for module in [m for name, m in sys.modules.items() if name.startswith("workbench_kernels.") and hasattr(m, "launch")]:
+    for module in [
+        m for name, m in sys.modules.items() if name.startswith("workbench_kernels.") and hasattr(m, "launch")
+    ]:
         module.launch = note
     for op in chosen:
         for case in op.odd[1:]:
@@ -69,11 +71,15 @@ def compiled(launch: Launch, capability: int) -> str | None:
         return None  # no such type there
     try:
         made = triton.compile(
-            ASTSource(kernel, signature, constants, attributes), target=GPUTarget("cuda", capability, 32), options=settings
+            ASTSource(kernel, signature, constants, attributes),
+            target=GPUTarget("cuda", capability, 32),
+            options=settings,
         )
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[-400:]}"
-    return None if made.metadata.shared <= SHARED[capability] else f"needs {made.metadata.shared} bytes of shared memory"
+    return (
+        None if made.metadata.shared <= SHARED[capability] else f"needs {made.metadata.shared} bytes of shared memory"
+    )
 
 
 def check(names: list[str], *, once: bool) -> dict[str, Any]:
@@ -97,7 +103,13 @@ def check(names: list[str], *, once: bool) -> dict[str, Any]:
             if fault:
                 failures.append(f"sm_{capability} {name}: {fault}")
     slowest = dict(sorted(seconds.items(), key=lambda item: -item[1])[:8])
-    return {"failures": failures, "launches": len(found), "slowest": slowest, "triton": triton.__version__, "interpreted": bool(device_kernel.INTERPRETED.value)}
+    return {
+        "failures": failures,
+        "launches": len(found),
+        "slowest": slowest,
+        "triton": triton.__version__,
+        "interpreted": bool(device_kernel.INTERPRETED.value),
+    }
 
 
 if __name__ == "__main__":

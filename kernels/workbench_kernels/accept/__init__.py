@@ -1,7 +1,7 @@
 """Which drafts stand, decided on the device: by equality, by the ratio of two laws, or by shared noise.
 
-Legend: B sequences, T places of a verify, V vocabulary, S stop ids. ``verify_BT`` holds [pending, drafts] with base 1 and
-[drafts] with base 0; ``counts_B2`` holds (drafts, base). The outcome of a sequence is (accepted, bonus, stopped): a
+Legend: B sequences, T places of a verify, V vocabulary, S stop ids. ``verify_BT`` holds [pending, drafts] with base 1
+and [drafts] with base 0; ``counts_B2`` holds (drafts, base). The outcome of a sequence is (accepted, bonus, stopped): a
 stop id among the accepted drafts ends the round there, and the bonus is then -1.
 """
 

@@ -45,9 +45,7 @@ def ratio(
         start, n, stopped = int(starts_B[b]), 0, False
         while n < k and not stopped:
             token, row, at = int(drafts_BT[b, n]), b * t + n, b * (t - 1) + n
-            p = probability(
-                p_logits_BTV[b, n, token], p_BT.cut_R[row], p_BT.peak_R[row], p_BT.mass_R[row], temperature
-            )
+            p = probability(p_logits_BTV[b, n, token], p_BT.cut_R[row], p_BT.peak_R[row], p_BT.mass_R[row], temperature)
             q = 1.0
             if q_logits_BTV is not None and q_BT is not None:
                 q = float(

@@ -22,7 +22,11 @@ def _make(make: Maker, b: int, t: int, c: int, extra: int = 0, ragged: bool = Fa
 
 def _cut(make: Maker, b: int, t: int, c: int, extra: int = 0) -> dict[str, Any]:
     made = _make(make, b, t, c, extra)
-    return {"u_BTP": made["u_BTP"], "window_BWC": made["window_BWC"], "keep_B": make.ints(b, high=t + 1, dtype=torch.int32)}
+    return {
+        "u_BTP": made["u_BTP"],
+        "window_BWC": made["window_BWC"],
+        "keep_B": make.ints(b, high=t + 1, dtype=torch.int32),
+    }
 
 
 ODD = (

@@ -63,9 +63,7 @@ def _window(u_BTP: Tensor, window_BWC: Tensor, counts_B: Tensor | None, out_BWC:
         )  # fmt: skip
 
 
-def causal_conv(
-    u_BTP: Tensor, window_BWC: Tensor, taps_LC: Tensor, counts_B: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def causal_conv(u_BTP: Tensor, window_BWC: Tensor, taps_LC: Tensor, counts_B: Tensor | None) -> tuple[Tensor, Tensor]:
     """See ``workbench_kernels.causal_conv.causal_conv``."""
     b, w, c = window_BWC.shape
     t, p = u_BTP.shape[1:]

@@ -8,9 +8,7 @@ from torch import Tensor
 from workbench_kernels.rmsnorm.ref import wide
 
 
-def causal_conv(
-    u_BTP: Tensor, window_BWC: Tensor, taps_LC: Tensor, counts_B: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def causal_conv(u_BTP: Tensor, window_BWC: Tensor, taps_LC: Tensor, counts_B: Tensor | None) -> tuple[Tensor, Tensor]:
     """See ``workbench_kernels.causal_conv.causal_conv``."""
     b, w, c = window_BWC.shape
     t = u_BTP.shape[1]

@@ -40,8 +40,12 @@ def _scan(make: Maker, **sizes: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _chunk(make: Maker, **sizes: int) -> dict[str, Any]:
+def _chunk(make: Maker, hard: bool = False, **sizes: int) -> dict[str, Any]:
     x = _prepared(make, **sizes)
+    if hard:  # nearly one key, written whole, hardly forgotten: powers of A grow like binomials
+        x["k"] = torch.nn.functional.normalize(x["k"] * 0.05 + 1.0, dim=-1)
+        x["beta"] = 1.0 - 0.01 * x["beta"]
+        x["log"] = 0.001 * x["log"]
     return {
         "q_BTNK": x["q"], "k_BTNK": x["k"], "v_BTHV": x["v"], "beta_BTH": x["beta"], "log_decay_BTH": x["log"],
         "state_BHKV": x["state"],
@@ -103,9 +107,13 @@ OPS = (
         dtypes=FLOAT32,
     ),
     Op(
-        name="gated_delta_chunk", module="gated_delta", make=_chunk, odd=LONG,
+        name="gated_delta_chunk", module="gated_delta", make=_chunk,
+        odd=(*LONG, Case(small(1, 150, 1, 1, 24, 17, hard=True))),
         real=(Case(dict(b=1, t=2048, **H)), Case(dict(b=1, t=8192, **H))), dtypes=FLOAT32,
         loose={torch.float32: 5e-5},
     ),
-    Op(name="delta_inputs", module="gated_delta", make=_inputs, odd=LONG, real=(Case(dict(b=1, t=2048, **H)),), loose=DELTA),
+    Op(
+        name="delta_inputs", module="gated_delta", make=_inputs, odd=LONG, real=(Case(dict(b=1, t=2048, **H)),),
+        loose=DELTA,
+    ),
 )  # fmt: skip

@@ -258,9 +258,7 @@ def step(
         out, states = torch.zeros_like(v), []
     else:
         r = h // key_heads
-        out, states = scan(
-            q.repeat_interleave(r, 2), k.repeat_interleave(r, 2), v, beta, decay, state_BHKV.to(v.dtype)
-        )
+        out, states = scan(q.repeat_interleave(r, 2), k.repeat_interleave(r, 2), v, beta, decay, state_BHKV.to(v.dtype))
     made = Tape(k, v, beta, decay)
     kept = torch.stack(states, 1) if states else state_BHKV.new_zeros(b, t, *state_BHKV.shape[1:])
     after = None

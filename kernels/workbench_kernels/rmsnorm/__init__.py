@@ -68,7 +68,9 @@ def add_rmsnorm(
     return kernel.add_rmsnorm(x_RD, residual_RD, scale_D, eps)
 
 
-def gated_rmsnorm(o_RD: Tensor, z_RD: Tensor, weight_D: Tensor, *, eps: float = 1e-6, impl: str | None = None) -> Tensor:
+def gated_rmsnorm(
+    o_RD: Tensor, z_RD: Tensor, weight_D: Tensor, *, eps: float = 1e-6, impl: str | None = None
+) -> Tensor:
     """The norm of a delta rule's output times its weight times silu(z).
 
     Args:

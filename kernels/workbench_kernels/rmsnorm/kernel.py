@@ -30,9 +30,7 @@ def add_rmsnorm_kernel(
 
 
 @triton.jit
-def gated_rmsnorm_kernel(
-    o_ptr, z_ptr, weight_ptr, out_ptr, R, D, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
+def gated_rmsnorm_kernel(o_ptr, z_ptr, weight_ptr, out_ptr, R, D, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     live = (rows < R) & (col < D)
@@ -82,7 +80,5 @@ def gated_rmsnorm(o_RD: Tensor, z_RD: Tensor, weight_D: Tensor, eps: float) -> T
     block = power(d, 16)
     each = max(1, 512 // block)
     grid = (-(-rows // each),)
-    launch(
-        gated_rmsnorm_kernel, grid, o_RD, z_RD, weight_D, out, rows, d, eps, ROWS=each, BLOCK=block, num_warps=1
-    )
+    launch(gated_rmsnorm_kernel, grid, o_RD, z_RD, weight_D, out, rows, d, eps, ROWS=each, BLOCK=block, num_warps=1)
     return out

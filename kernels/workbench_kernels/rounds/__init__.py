@@ -1,7 +1,8 @@
 """The bookkeeping of a round on the device, so that nothing is read back inside it.
 
-Legend: B sequences, T places of a verify (drafts + 1), K drafts, D width, L caches. ``counts_B2`` holds (drafts, base),
-base 1 where a pending token is fed before the drafts; ``accepted_B3`` is (accepted, bonus, stopped), as ``accept`` gives.
+Legend: B sequences, T places of a verify (drafts + 1), K drafts, D width, L caches. ``counts_B2`` holds
+(drafts, base), base 1 where a pending token is fed before the drafts; ``accepted_B3`` is (accepted, bonus, stopped), as
+``accept`` gives.
 """
 
 from __future__ import annotations

@@ -101,7 +101,9 @@ def gather_seed(rows_BTD: Tensor, before_BD: Tensor, accepted_B3: Tensor, counts
 def rollback_lengths(lengths_LB: Tensor, saved_B: Tensor, accepted_B3: Tensor, counts_B2: Tensor) -> Tensor:
     """See ``workbench_kernels.rounds.rollback_lengths``."""
     n, b = lengths_LB.shape
-    launch(length_kernel, (-(-n * b // 128),), lengths_LB, saved_B, accepted_B3, counts_B2, n, b, BLOCK=128, num_warps=1)
+    launch(
+        length_kernel, (-(-n * b // 128),), lengths_LB, saved_B, accepted_B3, counts_B2, n, b, BLOCK=128, num_warps=1
+    )
     return lengths_LB
 
 

@@ -63,7 +63,13 @@ def edit_logits(
     Source: Keskar et al. 2019 (CTRL) for the repetition penalty; the order is that of seed 002.
     """
     check_dense(
-        "edit_logits", logits=logits_RV, tokens=tokens_L, length=length_1, bias_ids=bias_ids_U, bias=bias_U, mask=mask_RV
+        "edit_logits",
+        logits=logits_RV,
+        tokens=tokens_L,
+        length=length_1,
+        bias_ids=bias_ids_U,
+        bias=bias_U,
+        mask=mask_RV,
     )
     check_shape("edit_logits", "logits", logits_RV, (None, None))
     if tokens_L is not None:
@@ -140,8 +146,8 @@ def shape_draw(
         raise KernelError(f"shape_draw: order={order!r} is not valid: choose one of {', '.join(ORDERS)}")
     if not (temperature >= 0 and 0 < top_p <= 1 and 0 <= min_p < 1):
         raise KernelError(
-            f"shape_draw: temperature={temperature!r}, top_p={top_p!r}, min_p={min_p!r} is not valid: give a temperature "
-            "of at least 0, top_p in (0, 1] and min_p in [0, 1)"
+            f"shape_draw: temperature={temperature!r}, top_p={top_p!r}, min_p={min_p!r} is not valid: give a "
+            "temperature of at least 0, top_p in (0, 1] and min_p in [0, 1)"
         )
     args = (logits_RV, positions_R, starts_R, key, temperature, top_k, top_p, min_p, order, purpose)
     if not by_triton("shape_draw", impl, logits_RV):

@@ -12,7 +12,14 @@ import triton.language as tl
 from torch import Tensor
 
 from workbench_kernels.device.kernel import (
-    bits, key_value, launch, order_key, power, real, uniform_of, word_of,
+    bits,
+    key_value,
+    launch,
+    order_key,
+    power,
+    real,
+    uniform_of,
+    word_of,
 )  # fmt: skip
 from workbench_kernels.shape_draw.ref import Draws
 
@@ -254,8 +261,8 @@ def cut_kernel(
 
 @triton.jit(do_not_specialize=["k0", "k1", "purpose", "temperature"])
 def score_kernel(
-    x_ptr, max_ptr, cut_ptr, peak_ptr, position_ptr, start_ptr, score_ptr, id_ptr, mass_ptr, least_ptr, V, G, CHUNKS, k0,
-    k1,
+    x_ptr, max_ptr, cut_ptr, peak_ptr, position_ptr, start_ptr, score_ptr, id_ptr, mass_ptr, least_ptr, V, G, CHUNKS,
+    k0, k1,
     purpose, temperature, GREEDY: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
@@ -349,8 +356,8 @@ def shape_draw(
     ids, least = torch.empty(rows, chunks, dtype=torch.int32, device=device), torch.empty(rows, chunks, **wide)
     tokens, total = torch.empty(rows, dtype=torch.int64, device=device), torch.empty(rows, **double)
     launch(
-        score_kernel, (chunks, rows), logits_RV, top, cut, peak, positions_R, starts_R, scores, ids, parts, least, vocab,
-        groups, chunks, key[0], key[1], purpose, bits(temperature or 1.0), GREEDY=greedy, CHUNK=CHUNK,
+        score_kernel, (chunks, rows), logits_RV, top, cut, peak, positions_R, starts_R, scores, ids, parts, least,
+        vocab, groups, chunks, key[0], key[1], purpose, bits(temperature or 1.0), GREEDY=greedy, CHUNK=CHUNK,
         WIDE=GROUP, num_warps=4,
     )  # fmt: skip
     launch(pick_kernel, (rows,), scores, ids, parts, least, cut, tokens, total, chunks, CP=power(chunks), num_warps=4)

@@ -40,7 +40,7 @@ def skinny_linear(
         w_NK: Weight in the type of the rows; or int8 or float8_e4m3fn with scales.
         scales_NS: Float32 scale of each of S equal groups of K in every output; default None, for none.
         norm_K: Float32 scale of a root-mean-square norm over the row, applied first (1 + weight where the layer says
-            so); default None. The inverse norm is applied to the sums, which is the same number.
+            so) and rounded to their type, in a launch of its own; default None.
         eps: Of that norm; default 1e-6.
         swiglu: The weight stacks N/2 gate rows and N/2 up rows, and the result is silu(gate) * up; default False.
         sizes: Widths of stacked projections; the result is then a tuple of column views. Default None.

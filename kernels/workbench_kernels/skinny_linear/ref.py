@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workbench_kernels.rmsnorm.ref import wide
+from workbench_kernels.rmsnorm.ref import rmsnorm, wide
 
 
 def dequantised(w_NK: Tensor, scales_NS: Tensor | None) -> Tensor:
@@ -23,7 +23,7 @@ def skinny_linear(
     """See ``workbench_kernels.skinny_linear.skinny_linear``."""
     x = wide(x_MK)
     if norm_K is not None:
-        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * wide(norm_K)
+        x = wide(rmsnorm(x_MK, norm_K, eps=eps))
     out = x @ dequantised(w_NK, scales_NS).to(x.dtype).t()
     if swiglu:
         gate, up = out.chunk(2, 1)

@@ -48,7 +48,9 @@ def sparse_topk(logits_RV: Tensor, *, k: int, temperature: float = 1.0, impl: st
     return kernel.sparse_topk(logits_RV, k, temperature)
 
 
-def head_topk(x_RK: Tensor, w_VK: Tensor, *, k: int, temperature: float = 1.0, impl: str | None = None) -> Sparse:
+def head_topk(
+    x_RK: Tensor, w_VK: Tensor, *, k: int, temperature: float = 1.0, settle: bool = True, impl: str | None = None
+) -> Sparse:
     """``sparse_topk`` of ``x @ w.T`` without the logits ever being written.
 
     Every tile of 128 ids gives its 4 largest logits and a bound on the rest. A row with more than 4 of its k largest
@@ -60,6 +62,8 @@ def head_topk(x_RK: Tensor, w_VK: Tensor, *, k: int, temperature: float = 1.0, i
         w_VK: The head's weight.
         k: 1 to 64, at most V.
         temperature: Above 0; default 1.
+        settle: Compute such rows again; default True. False reads nothing back, as a graph needs, and gives such
+            rows a tail of NaN.
         impl: "ref" or "triton"; default by context and device.
 
     Returns:
@@ -78,6 +82,9 @@ def head_topk(x_RK: Tensor, w_VK: Tensor, *, k: int, temperature: float = 1.0, i
     from workbench_kernels.sparse_topk import kernel
 
     made, doubtful_R = kernel.head_topk(x_RK, w_VK, k, temperature)
+    if not settle:
+        made.tail_R.masked_fill_(doubtful_R > 0, float("nan"))
+        return made
     again = doubtful_R.nonzero()[:, 0]
     if len(again):
         x = x_RK[again].float()

@@ -42,6 +42,36 @@ def largest(key, K: tl.constexpr):
 
 
 @triton.jit
+def rank_key(x, live):
+    """Int32 keys in the order of values; NaN above all, and what is not live below all."""
+    return tl.where(live, tl.where(x != x, 2147483647, order_key(x)), -2147483648)
+
+
+@triton.jit
+def kth_key(key, k):
+    """The largest number that at least k of int32 keys reach."""
+    low = tl.full((), -2147483647, tl.int64)
+    high = tl.max(key, 0).to(tl.int64)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if tl.sum((key >= middle).to(tl.int32), 0) >= k:
+            low = middle
+        else:
+            high = middle - 1
+    return low.to(tl.int32)
+
+
+@triton.jit
+def choose(key, k):
+    """True for the k largest of int32 keys, the earlier of equal ones."""
+    least = kth_key(key, k)
+    more = key > least
+    equal = (key == least).to(tl.int32)
+    room = k - tl.sum(more.to(tl.int32), 0)
+    return more | ((equal > 0) & (tl.cumsum(equal, 0) <= room))
+
+
+@triton.jit
 def groups_kernel(
     x_ptr, max_ptr, one_ptr, hot_ptr, V, G, inverse_t, HOT: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr
 ):
@@ -67,16 +97,18 @@ def _normaliser(top_G, sum_G, live_G, peak, inverse_t):
 
 @triton.jit
 def select_kernel(
-    x_ptr, max_ptr, one_ptr, hot_ptr, id_ptr, logit_ptr, prob_ptr, tail_ptr, lse_ptr, lse_t_ptr, V, G, inverse_t, k,
+    x_ptr, max_ptr, one_ptr, hot_ptr, list_ptr, key_ptr, id_ptr, logit_ptr, prob_ptr, tail_ptr, lse_ptr, lse_t_ptr,
+    V, G, inverse_t, k,
     HOT: tl.constexpr, GP: tl.constexpr, KP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     g = tl.arange(0, GP)
     live = g < G
     top = tl.load(max_ptr + row * G + g, mask=live, other=-float("inf"))
-    key = tl.where(live, pair_key(top, g), -0x8000000000000000)
-    best = largest(key, KP)
-    chosen = place_of(best)
+    taken = choose(rank_key(top, live), tl.minimum(KP, G)) & live
+    list_ptr += row * KP
+    tl.store(list_ptr + tl.cumsum(taken.to(tl.int32), 0) - 1, g, mask=taken)
+    tl.debug_barrier()
     peak = tl.max(top, 0)
     one = tl.load(one_ptr + row * G + g, mask=live, other=0.0)
     hot = one
@@ -84,19 +116,22 @@ def select_kernel(
         hot = tl.load(hot_ptr + row * G + g, mask=live, other=0.0)
     total_one, _ = _normaliser(top, one, live, peak, 1.0)
     total, share = _normaliser(top, hot, live, peak, inverse_t)
-    outside = tl.sum(tl.where(key < tl.min(best, 0), share, 0.0), 0)
+    outside = tl.sum(tl.where(taken, 0.0, share), 0)
     lane = tl.arange(0, WIDE)
-    real = (tl.arange(0, KP) < G)[:, None]
-    ids = tl.where(real, chosen[:, None], 0) * WIDE + lane[None, :]
-    known = real & (ids < V)
-    x = tl.load(x_ptr + row * V + ids, mask=known, other=-float("inf")).to(tl.float32)
-    cell = tl.where(known, pair_key(x, ids), -0x8000000000000000)
-    first = largest(tl.reshape(cell, (KP * WIDE,)), KP)
     i = tl.arange(0, KP)
+    chosen = tl.load(list_ptr + i, mask=i < G, other=0)
+    # groups are listed in order, so that the earlier of equal logits has the lower id
+    ids = tl.reshape(chosen[:, None] * WIDE + lane[None, :], (KP * WIDE,))
+    known = tl.reshape((i < G)[:, None] & (lane < WIDE)[None, :], (KP * WIDE,)) & (ids < V)
+    x = tl.load(x_ptr + row * V + ids, mask=known, other=-float("inf")).to(tl.float32)
+    best = choose(rank_key(x, known), k) & known
+    key_ptr += row * KP
+    tl.store(key_ptr + tl.cumsum(best.to(tl.int32), 0) - 1, pair_key(x, ids), mask=best)
+    tl.debug_barrier()
     kept = i < k
-    least = tl.min(tl.where(kept, first, 0x7FFFFFFFFFFFFFFF), 0)
+    first = largest(tl.load(key_ptr + i, mask=kept, other=-0x8000000000000000), KP)
     weight = tl.exp((x - peak) * inverse_t).to(tl.float64)
-    rest = tl.sum(tl.sum(tl.where(known & (cell < least), weight, 0.0), 1), 0)
+    rest = tl.sum(tl.where(known & (best == 0), weight, 0.0), 0)
     value = key_value((first >> 32).to(tl.int32))
     tl.store(id_ptr + row * k + i, place_of(first), mask=kept)
     tl.store(logit_ptr + row * k + i, value, mask=kept)
@@ -120,7 +155,9 @@ def head_kernel(
     for start in range(0, K, BK):
         kk = start + tl.arange(0, BK)
         x = tl.load(
-            x_ptr + rows.to(tl.int64)[:, None] * K + kk[None, :], mask=(rows < M)[:, None] & (kk < K)[None, :], other=0.0
+            x_ptr + rows.to(tl.int64)[:, None] * K + kk[None, :],
+            mask=(rows < M)[:, None] & (kk < K)[None, :],
+            other=0.0,
         )
         w = tl.load(
             w_ptr + n.to(tl.int64)[None, :] * K + kk[:, None], mask=(n < V)[None, :] & (kk < K)[:, None], other=0.0
@@ -150,8 +187,8 @@ def head_kernel(
 
 @triton.jit
 def merge_kernel(
-    value_ptr, id_ptr, bound_ptr, one_ptr, hot_ptr, out_id, out_logit, out_prob, tail_ptr, lse_ptr, lse_t_ptr, flag_ptr,
-    TILES, inverse_t, k, HOT: tl.constexpr, TP: tl.constexpr, KEEP: tl.constexpr, KP: tl.constexpr,
+    value_ptr, id_ptr, bound_ptr, one_ptr, hot_ptr, key_ptr, out_id, out_logit, out_prob, tail_ptr, lse_ptr, lse_t_ptr,
+    flag_ptr, TILES, inverse_t, k, HOT: tl.constexpr, TP: tl.constexpr, KEEP: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, TP * KEEP)
@@ -159,11 +196,13 @@ def merge_kernel(
     x = tl.load(value_ptr + row * TILES * KEEP + c, mask=held, other=-float("inf"))
     ids = tl.load(id_ptr + row * TILES * KEEP + c, mask=held, other=0x7FFFFFFF)
     known = held & (ids < 0x7FFFFFFF)
-    key = tl.where(known, pair_key(x, ids), -0x8000000000000000)
-    first = largest(key, KP)
+    best = choose(rank_key(x, known), k) & known
+    key_ptr += row * KP
+    tl.store(key_ptr + tl.cumsum(best.to(tl.int32), 0) - 1, pair_key(x, ids), mask=best)
+    tl.debug_barrier()
     i = tl.arange(0, KP)
     kept = i < k
-    least = tl.min(tl.where(kept, first, 0x7FFFFFFFFFFFFFFF), 0)
+    first = largest(tl.load(key_ptr + i, mask=kept, other=-0x8000000000000000), KP)
     value = key_value((first >> 32).to(tl.int32))
     peak = tl.max(tl.where(known, x, -float("inf")), 0)
     t = tl.arange(0, TP)
@@ -178,7 +217,8 @@ def merge_kernel(
     inside_one = tl.sum(tl.where(known, tl.exp(x - peak), 0.0).to(tl.float64), 0)
     weight = tl.where(known, tl.exp((x - peak) * inverse_t), 0.0).to(tl.float64)
     total = outside + tl.sum(weight, 0)
-    rest = tl.sum(tl.where(key < least, weight, 0.0), 0)
+    rest = tl.sum(tl.where(best, 0.0, weight), 0)
+    least = tl.min(tl.where(kept, first, 0x7FFFFFFFFFFFFFFF), 0)
     tl.store(out_id + row * k + i, place_of(first), mask=kept)
     tl.store(out_logit + row * k + i, value, mask=kept)
     prob = tl.exp((value - peak) * inverse_t).to(tl.float64) / total
@@ -210,9 +250,11 @@ def sparse_topk(logits_RV: Tensor, k: int, temperature: float) -> Sparse:
         HOT=hotter, GROUPS=each, WIDE=GROUP, num_warps=4,
     )  # fmt: skip
     wide = power(k, 8)
+    listed = torch.empty(rows, wide, dtype=torch.int32, device=logits_RV.device)
+    keys = torch.empty(rows, wide, dtype=torch.int64, device=logits_RV.device)
     launch(
-        select_kernel, (rows,), logits_RV, top, one, hot, *out, vocab, groups, 1 / temperature, k,
-        HOT=hotter, GP=power(groups, wide), KP=wide, WIDE=GROUP, num_warps=4 if groups < 2048 else 8,
+        select_kernel, (rows,), logits_RV, top, one, hot, listed, keys, *out, vocab, groups, 1 / temperature, k,
+        HOT=hotter, GP=power(groups, wide), KP=wide, WIDE=GROUP, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -240,8 +282,9 @@ def head_topk(x_RK: Tensor, w_VK: Tensor, k: int, temperature: float) -> tuple[S
         PRECISION="ieee", num_warps=4 if bm == 16 else 8, num_stages=4 if narrow_type else 2,
     )  # fmt: skip
     kp = power(k, 8)
+    keys = torch.empty(rows, kp, dtype=torch.int64, device=x_RK.device)
     launch(
-        merge_kernel, (rows,), values, ids, bound, one, hot, *out, flag, tiles, 1 / temperature, k,
+        merge_kernel, (rows,), values, ids, bound, one, hot, keys, *out, flag, tiles, 1 / temperature, k,
         HOT=hotter, TP=power(tiles, -(-kp // KEEP)), KEEP=KEEP, KP=kp, num_warps=8,
     )  # fmt: skip
     return out, flag

@@ -29,9 +29,7 @@ def sparse_topk(logits_RV: Tensor, k: int, temperature: float) -> Sparse:
     probs = (values.double() / temperature - hot[:, None]).exp()
     kept = wide(values[:, :k]).contiguous()
     out = kept.dtype
-    return Sparse(
-        ids[:, :k].int(), kept, probs[:, :k].to(out), probs[:, k:].sum(-1).to(out), one.to(out), hot.to(out)
-    )
+    return Sparse(ids[:, :k].int(), kept, probs[:, :k].to(out), probs[:, k:].sum(-1).to(out), one.to(out), hot.to(out))
 
 
 def stock(logits_RV: Tensor, *, k: int, temperature: float = 1.0) -> tuple[Tensor, ...]:

@@ -142,7 +142,14 @@ def replay_attention(
     check_shape("replay_attention", "q", q_PNGD, (None, None, None, None))
     p, n, g, d = q_PNGD.shape
     check_dense(
-        "replay_attention", q=q_PNGD, k=k_NSD, v=v_NSD, starts=starts_P, own_k=own_k_PJND, own_v=own_v_PJND, gate=gate_PQ
+        "replay_attention",
+        q=q_PNGD,
+        k=k_NSD,
+        v=v_NSD,
+        starts=starts_P,
+        own_k=own_k_PJND,
+        own_v=own_v_PJND,
+        gate=gate_PQ,
     )
     check_shape("replay_attention", "k", k_NSD, (n, None, d))
     check_shape("replay_attention", "v", v_NSD, k_NSD.shape)

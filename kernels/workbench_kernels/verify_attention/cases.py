@@ -30,8 +30,8 @@ def _rows(
 
 
 def _chains(make: Maker, p: int, n: int, g: int, d: int, s: int, j: int, every: bool = False) -> dict[str, Any]:
-    starts = torch.arange(p, dtype=torch.int32, device=make.device) if every else make.ints(
-        p, high=s + 1, dtype=torch.int32
+    starts = (
+        torch.arange(p, dtype=torch.int32, device=make.device) if every else make.ints(p, high=s + 1, dtype=torch.int32)
     )
     return {
         "q_PNGD": make.normal(p, n, g, d), "k_NSD": make.normal(n, s, d), "v_NSD": make.normal(n, s, d),
@@ -47,7 +47,12 @@ ODD = (
     Case(dict(b=1, t=7, n=1, g=2, d=16, held=65, tree=True)),
     Case(dict(b=2, t=15, n=1, g=4, d=20, held=97), dict(window=33)),
 )
-LONG = (ODD[0], ODD[1], Case(dict(b=2, t=37, n=2, g=3, d=24, held=40)), Case(dict(b=1, t=70, n=1, g=2, d=18, held=33), dict(window=29)))
+LONG = (
+    ODD[0],
+    ODD[1],
+    Case(dict(b=2, t=37, n=2, g=3, d=24, held=40)),
+    Case(dict(b=1, t=70, n=1, g=2, d=18, held=33), dict(window=29)),
+)
 STARTS = (
     Case(dict(p=0, n=1, g=1, d=8, s=5, j=2), dict(steps=1)),
     Case(dict(p=1, n=1, g=1, d=10, s=1, j=1), dict(steps=1)),
@@ -69,6 +74,14 @@ LOOSE = {torch.float32: 2e-5, torch.bfloat16: 1.2e-2}
 
 OPS = (
     Op(name="verify_attention", module="verify_attention", make=_rows, odd=ODD, real=REAL, loose=LOOSE, moved=nbytes),
-    Op(name="prefill_attention", module="verify_attention", make=_rows, odd=LONG, real=PROMPT, loose=LOOSE, flops=multiplied),
+    Op(
+        name="prefill_attention",
+        module="verify_attention",
+        make=_rows,
+        odd=LONG,
+        real=PROMPT,
+        loose=LOOSE,
+        flops=multiplied,
+    ),
     Op(name="replay_attention", module="verify_attention", make=_chains, odd=STARTS, real=EVERY, loose=LOOSE),
 )
