@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -148,7 +149,7 @@ def packed_stores(device: str) -> list[str]:
     return found
 
 
-def sampling_laws(device: str, vocab: int) -> list[str]:
+def sampling_laws(device: str, vocab: int, seeds: int = 12) -> list[str]:
     """Edits, draws, acceptance and residuals are those of workbench.sampling, draw for draw."""
     from workbench.sampling.draw import draw
     from workbench.sampling.options import ORDERS, Shaping
@@ -158,9 +159,9 @@ def sampling_laws(device: str, vocab: int) -> list[str]:
     from workbench_kernels.accept import accept_ratio
     from workbench_kernels.shape_draw import edit_logits, residual_draw, shape_draw
 
-    noise, found, rows = Noise(5, 1), [], 4
+    noise, found, rows = Noise(5, 1), [], 3
     x = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * 3
-    history, drafted = [4, 5, 6, 5, 80, 4], [7, 4, 4]
+    history, drafted = [4, 5, 6, 5, 80, 4], [7, 4]
     start = len(history) - 1
     tokens = torch.tensor([*history, *drafted], device=device)
     length = torch.tensor([len(history)], dtype=torch.int32, device=device)
@@ -172,7 +173,7 @@ def sampling_laws(device: str, vocab: int) -> list[str]:
              penalty_last_n=5, logit_bias={3: 2.5, 5: -1.0}),
     ]  # fmt: skip
     for order in ORDERS:
-        for fields in settings:
+        for fields in settings if order == "chain" else settings[2:4]:
             s = Shaping(order=order, **fields)
             ids = torch.tensor([i for i, _ in s.bias], dtype=torch.int64, device=device)
             edited = edit_logits(
@@ -182,7 +183,7 @@ def sampling_laws(device: str, vocab: int) -> list[str]:
             )  # fmt: skip
             theirs = laws(x, s, history=history, drafted=drafted)
             options = dict(key=noise.key, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p)
-            for purpose in (TARGET, DRAFT):
+            for purpose in (TARGET, DRAFT) if fields is settings[2] else (TARGET,):
                 made = shape_draw(
                     edited, at, torch.full_like(at, start), **options, order=order, purpose=purpose, impl="triton"
                 )
@@ -192,10 +193,10 @@ def sampling_laws(device: str, vocab: int) -> list[str]:
     chooser = Chooser(Shaping(temperature=0.8, top_p=0.9), noise, "ratio")
     options = dict(key=noise.key, temperature=0.8)
     seen = set()
-    for seed in range(12):
+    for seed in range(seeds):
         near = torch.Generator().manual_seed(seed)
         p = torch.randn(rows, vocab, generator=near) * 2
-        q = p[: rows - 1] + torch.randn(rows - 1, vocab, generator=near) * (0.1 if seed % 2 else 0.6)
+        q = p[: rows - 1] + torch.randn(rows - 1, vocab, generator=near) * (0.02 if seed % 2 else 2.0)
         ps, qs = laws(p, chooser.shaping), laws(q, chooser.shaping)
         drafts = [draw(law, noise, start + 1 + i, DRAFT, start) for i, law in enumerate(qs)]
         n = 0
@@ -236,24 +237,32 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 def check(names: list[str]) -> dict[str, Any]:
     """All checks of these ops under the interpreter."""
-    failures, done = [], 0
+    failures, done, seconds = [], 0, {}
     for name, op in ops().items():
         if names and name not in names:
             continue
+        began = time.perf_counter()
         for case in op.odd:
-            for dtype in op.dtypes:
+            for dtype in op.dtypes if case is op.odd[-1] else op.dtypes[:1]:
                 failures += against_reference(op, case, dtype, "cpu")
                 done += 1
         full = [c for c in op.odd if all(v != 0 for v in c.sizes.values())]
         failures += strided_refused(op, full[-1], torch.float32, "cpu")
         if op.rows:
-            for case in full[-2:]:
+            for case in full[-1:]:
                 failures += rows_alone(op, case, torch.float32, "cpu")
+        seconds[name] = round(time.perf_counter() - began, 2)
     if not names:
+        began = time.perf_counter()
         failures += delta_laws("cpu", b=2, t=5, n=2, h=6, k=10, v=18)
-        failures += sampling_laws("cpu", 1021)
+        seconds["delta_laws"] = round(time.perf_counter() - began, 2)
+        began = time.perf_counter()
+        failures += sampling_laws("cpu", 301, seeds=3)
+        seconds["sampling_laws"] = round(time.perf_counter() - began, 2)
+        began = time.perf_counter()
         failures += packed_stores("cpu")
-    return {"failures": failures, "cases": done}
+        seconds["packed_stores"] = round(time.perf_counter() - began, 2)
+    return {"failures": failures, "cases": done, "seconds": seconds}
 
 
 if __name__ == "__main__":

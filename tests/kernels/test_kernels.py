@@ -63,7 +63,7 @@ def _make(make: Maker, r: int, d: int) -> dict:
 def mistaken(fault: str) -> Op:
     """An op that doubles its rows, with a mistake."""
 
-    def call(*, x: torch.Tensor, impl: str | None = None) -> torch.Tensor:
+    def doubled(*, x: torch.Tensor, impl: str | None = None) -> torch.Tensor:
         from workbench_kernels.checks import check_dense
         from workbench_kernels.dispatch import _listeners
 
@@ -84,7 +84,7 @@ def mistaken(fault: str) -> Op:
         return out
 
     class Wrapped(Op):
-        call = staticmethod(call)
+        call = staticmethod(doubled)
 
     case = Case(dict(r=5, d=7))
     return Wrapped(name="double", module="", make=_make, odd=(case,), real=(case,), rows="x")

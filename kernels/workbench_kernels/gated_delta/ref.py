@@ -254,9 +254,8 @@ def step(
     """See ``workbench_kernels.gated_delta.gated_delta_step``."""
     q, k, v, beta, decay, _ = inputs(mixed_BTC, gates_BTM, a_log_H, dt_bias_H, key_heads, state_BHKV.shape[2])
     b, t, h, _ = v.shape
-    if t == 0 or b == 0:
-        out, states = torch.zeros_like(v), []
-    else:
+    out, states = torch.zeros_like(v), list[Tensor]()
+    if t and b:
         r = h // key_heads
         out, states = scan(q.repeat_interleave(r, 2), k.repeat_interleave(r, 2), v, beta, decay, state_BHKV.to(v.dtype))
     made = Tape(k, v, beta, decay)
@@ -289,8 +288,8 @@ def scan_heads(
     if v_BTHV.numel() == 0:
         return wide(v_BTHV), state_BHKV.clone()
     r = v_BTHV.shape[2] // q_BTNK.shape[2]
-    rows = [wide(x) for x in (q_BTNK.repeat_interleave(r, 2), k_BTNK.repeat_interleave(r, 2), v_BTHV)]
-    out, states = scan(*rows, wide(beta_BTH), wide(decay_BTH), wide(state_BHKV), every=False)
+    q, k, v = (wide(x) for x in (q_BTNK.repeat_interleave(r, 2), k_BTNK.repeat_interleave(r, 2), v_BTHV))
+    out, states = scan(q, k, v, wide(beta_BTH), wide(decay_BTH), wide(state_BHKV), every=False)
     return out.contiguous(), states[-1].to(state_BHKV.dtype)
 
 
@@ -301,6 +300,6 @@ def chunk_heads(
     if v_BTHV.numel() == 0:
         return wide(v_BTHV), state_BHKV.clone()
     r = v_BTHV.shape[2] // q_BTNK.shape[2]
-    rows = [wide(x) for x in (q_BTNK.repeat_interleave(r, 2), k_BTNK.repeat_interleave(r, 2), v_BTHV)]
-    out, state = chunk(*rows, wide(beta_BTH), wide(log_decay_BTH), wide(state_BHKV))
+    q, k, v = (wide(x) for x in (q_BTNK.repeat_interleave(r, 2), k_BTNK.repeat_interleave(r, 2), v_BTHV))
+    out, state = chunk(q, k, v, wide(beta_BTH), wide(log_decay_BTH), wide(state_BHKV))
     return out.contiguous(), state.to(state_BHKV.dtype)

@@ -54,9 +54,9 @@ def skinny_linear(
 
     On a GPU the call uses counters of the current stream: two graphs captured on one stream must not run at once.
     """
-    m, k = x_MK.shape if x_MK.dim() == 2 else (None, None)
     check_dense("skinny_linear", x=x_MK, w=w_NK, scales=scales_NS, norm=norm_K)
     check_shape("skinny_linear", "x", x_MK, (None, None))
+    k = x_MK.shape[1]
     check_shape("skinny_linear", "w", w_NK, (None, k))
     n = w_NK.shape[0]
     if norm_K is not None:

@@ -32,13 +32,13 @@ ODD = (
     Case(dict(r=0, v=100), dict(k=3)),
     Case(dict(r=1, v=1), dict(k=1)),
     Case(dict(r=2, v=97), dict(k=5, temperature=0.7)),
-    Case(dict(r=3, v=4099), dict(k=64, temperature=1.3)),
+    Case(dict(r=3, v=2311), dict(k=64, temperature=1.3)),
     Case(dict(r=4, v=1021, ties=True), dict(k=17)),
 )
 HEAD = (
     Case(dict(r=0, v=200, k=16), dict(k=3)),
     Case(dict(r=3, v=1021, k=40), dict(k=5, temperature=0.7)),
-    Case(dict(r=17, v=2051, k=31, crowded=True), dict(k=12)),
+    Case(dict(r=17, v=651, k=31, crowded=True), dict(k=12)),
 )
 REAL = (
     Case(dict(r=512, v=248320), dict(k=64)),
