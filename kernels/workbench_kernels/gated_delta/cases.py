@@ -86,12 +86,11 @@ ODD = (
 )
 LONG = (Case(small(0, 3, 1, 1, 8, 8)), Case(small(2, 17, 2, 6, 10, 18)), Case(small(1, 67, 1, 2, 20, 33)))
 H = dict(n=16, h=32, k=128, v=128)
-STEPS = tuple(
-    Case(dict(b=b, t=t, **H), options)
-    for b, t, options in [
-        (1, 1, dict[str, Any]()), (1, 4, dict(write="none", tape=True)), (32, 1, {}), (32, 4, dict(write="none", tape=True)),
-        (32, 4, dict(tape=True)), (256, 1, {}), (256, 4, dict(write="none", tape=True)),
-    ]
+VERIFY: dict[str, Any] = dict(write="none", tape=True)
+STEPS = (
+    Case(dict(b=1, t=1, **H)), Case(dict(b=1, t=4, **H), VERIFY), Case(dict(b=32, t=1, **H)),
+    Case(dict(b=32, t=4, **H), VERIFY), Case(dict(b=32, t=4, **H), dict(tape=True)), Case(dict(b=256, t=1, **H)),
+    Case(dict(b=256, t=4, **H), VERIFY),
 )  # fmt: skip
 FLOAT32 = (torch.float32,)
 DELTA = {torch.float32: 2e-5, torch.bfloat16: 2e-5}
