@@ -216,6 +216,12 @@ def policies_module() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def kernel_checking() -> ModuleType:
+    """Checks of the kernels, of tests/kernels/checking.py."""
+    return load_helper("kernels/checking")
+
+
+@pytest.fixture(scope="session")
 def covering() -> Callable[..., list[dict[str, Any]]]:
     """``covering(factors, times=, seed=)``: cells of a covering design."""
     return load_helper("designs").covering

@@ -11,9 +11,12 @@ Source: Yang et al. 2024, "Gated Delta Networks" (arXiv 2412.06464), with the co
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from workbench_kernels.rmsnorm.ref import wide
 
 
 def state_rows(x_N1K: Tensor, s_NKV: Tensor) -> Tensor:
@@ -189,3 +192,117 @@ def _carry(u: Tensor, w_and_q: Tensor, shrink: Tensor, k_tail: Tensor, state: Te
         fresh.append(u[i] - read[..., :c, :])
         state = state * shrink[i] + k_tail[i] @ fresh[-1]
     return torch.stack(old), torch.stack(fresh), state
+
+
+class Tape(NamedTuple):
+    """What a verify fed to the rule, float32: enough to run any first part of it again.
+
+    Args:
+        k_BTNK: Normalised keys of N key heads.
+        v_BTHV: Values.
+        beta_BTH: Write strengths.
+        decay_BTH: Decays.
+    """
+
+    k_BTNK: Tensor
+    v_BTHV: Tensor
+    beta_BTH: Tensor
+    decay_BTH: Tensor
+
+
+class Step(NamedTuple):
+    """What a step gives.
+
+    Args:
+        out_BTHV: Outputs, float32.
+        state_BHKV: State after the valid rows; None when it was not to be written.
+        tape: Inputs of the rule; None when not asked for.
+        states_BTHKV: State after every row; None when not asked for.
+    """
+
+    out_BTHV: Tensor
+    state_BHKV: Tensor | None
+    tape: Tape | None
+    states_BTHKV: Tensor | None
+
+
+def inputs(
+    mixed_BTC: Tensor, gates_BTM: Tensor, a_log_H: Tensor, dt_bias_H: Tensor, key_heads: int, key_width: int
+) -> tuple[Tensor, ...]:
+    """See ``workbench_kernels.gated_delta.delta_inputs``."""
+    b, t, _ = mixed_BTC.shape
+    h, n, dk = len(a_log_H), key_heads, key_width
+    mixed, gates = wide(mixed_BTC), wide(gates_BTM)
+    q, k = (mixed[..., at : at + n * dk].unflatten(-1, (n, dk)).contiguous() for at in (0, n * dk))
+    v = mixed[..., 2 * n * dk :].unflatten(-1, (h, -1)).contiguous()
+    q = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + 1e-6) * dk**-0.5
+    k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + 1e-6)
+    beta = torch.sigmoid(gates[..., :h])
+    log_decay = -wide(a_log_H).exp() * torch.nn.functional.softplus(gates[..., h:] + wide(dt_bias_H))
+    return q, k, v, beta, log_decay.exp(), log_decay
+
+
+def step(
+    mixed_BTC: Tensor,
+    gates_BTM: Tensor,
+    a_log_H: Tensor,
+    dt_bias_H: Tensor,
+    state_BHKV: Tensor,
+    key_heads: int,
+    write: str,
+    tape: bool,
+    columns: bool,
+    counts_B: Tensor | None,
+) -> Step:
+    """See ``workbench_kernels.gated_delta.gated_delta_step``."""
+    q, k, v, beta, decay, _ = inputs(mixed_BTC, gates_BTM, a_log_H, dt_bias_H, key_heads, state_BHKV.shape[2])
+    b, t, h, _ = v.shape
+    out, states = torch.zeros_like(v), list[Tensor]()
+    if t and b:
+        r = h // key_heads
+        out, states = scan(q.repeat_interleave(r, 2), k.repeat_interleave(r, 2), v, beta, decay, state_BHKV.to(v.dtype))
+    made = Tape(k, v, beta, decay)
+    kept = torch.stack(states, 1) if states else state_BHKV.new_zeros(b, t, *state_BHKV.shape[1:])
+    after = None
+    if write != "none":
+        counts = torch.full((b,), t, dtype=torch.int32, device=v.device) if counts_B is None else counts_B
+        after = commit(made, state_BHKV, counts, state_BHKV if write == "in place" else torch.empty_like(state_BHKV))
+    return Step(out, after, made if tape else None, kept if columns else None)
+
+
+def commit(tape: Tape, state_BHKV: Tensor, keep_B: Tensor, out_BHKV: Tensor) -> Tensor:
+    """See ``workbench_kernels.gated_delta.gated_delta_commit``."""
+    r = state_BHKV.shape[1] // max(1, tape.k_BTNK.shape[2])
+    k = tape.k_BTNK.repeat_interleave(r, 2)
+    for b, n in enumerate(keep_B.tolist()):
+        one = slice(b, b + 1)
+        after = state_BHKV[one].clone()
+        if n:
+            rows = (k[one, :n], tape.v_BTHV[one, :n], tape.beta_BTH[one, :n], tape.decay_BTH[one, :n])
+            after = scan_states(*rows, after.to(k.dtype))[-1]
+        out_BHKV[one] = after
+    return out_BHKV
+
+
+def scan_heads(
+    q_BTNK: Tensor, k_BTNK: Tensor, v_BTHV: Tensor, beta_BTH: Tensor, decay_BTH: Tensor, state_BHKV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See ``workbench_kernels.gated_delta.gated_delta_scan``."""
+    if v_BTHV.numel() == 0:
+        return wide(v_BTHV), state_BHKV.clone()
+    r = v_BTHV.shape[2] // q_BTNK.shape[2]
+    q, k, v = (wide(x) for x in (q_BTNK.repeat_interleave(r, 2), k_BTNK.repeat_interleave(r, 2), v_BTHV))
+    out, states = scan(q, k, v, wide(beta_BTH), wide(decay_BTH), wide(state_BHKV), every=False)
+    return out.contiguous(), states[-1].to(state_BHKV.dtype)
+
+
+def chunk_heads(
+    q_BTNK: Tensor, k_BTNK: Tensor, v_BTHV: Tensor, beta_BTH: Tensor, log_decay_BTH: Tensor, state_BHKV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See ``workbench_kernels.gated_delta.gated_delta_chunk``."""
+    if v_BTHV.numel() == 0:
+        return wide(v_BTHV), state_BHKV.clone()
+    r = v_BTHV.shape[2] // q_BTNK.shape[2]
+    q, k, v = (wide(x) for x in (q_BTNK.repeat_interleave(r, 2), k_BTNK.repeat_interleave(r, 2), v_BTHV))
+    out, state = chunk(q, k, v, wide(beta_BTH), wide(log_decay_BTH), wide(state_BHKV))
+    return out.contiguous(), state.to(state_BHKV.dtype)

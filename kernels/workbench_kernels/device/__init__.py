@@ -1,0 +1,1 @@
+"""Device functions that several kernels share, and how kernels are launched."""

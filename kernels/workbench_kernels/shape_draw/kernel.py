@@ -1,0 +1,364 @@
+"""Triton forms of edits and draws.
+
+A draw takes four launches: the largest logit (and mass) of every group of 64 ids; the cut of each row, by bisection
+over the groups that can hold it; scores of the ids above the cut, chunk by chunk; and the best of the chunks.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from workbench_kernels.device.kernel import (
+    bits,
+    key_value,
+    launch,
+    order_key,
+    power,
+    real,
+    uniform_of,
+    word_of,
+)  # fmt: skip
+from workbench_kernels.shape_draw.ref import Draws
+
+GROUP, CHUNK = 64, 2048
+LOWEST = tl.constexpr(-2139095040)  # order key of the least finite float32
+
+
+# ------------------------------------------------------------------------------------------------------------- edits
+
+
+@triton.jit
+def penalise_kernel(
+    x_ptr, token_ptr, length_ptr, V, last_n, repetition, frequency, presence, WINDOW: tl.constexpr,
+    REPEAT: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1)
+    end = tl.load(length_ptr) + row
+    first = 0
+    if WINDOW:
+        first = tl.maximum(end - last_n, 0)
+    at = first + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if first + tl.program_id(0) * BLOCK < end:
+        ids = tl.load(token_ptr + at, mask=at < end, other=-1)
+        count = tl.zeros((BLOCK,), tl.int32)
+        before = tl.zeros((BLOCK,), tl.int32)
+        for start in range(first, end, TILE):
+            other_at = start + tl.arange(0, TILE)
+            other = tl.load(token_ptr + other_at, mask=other_at < end, other=-2)
+            equal = (ids[:, None] == other[None, :]).to(tl.int32)
+            count += tl.sum(equal, 1)
+            before += tl.sum(equal * (other_at[None, :] < at[:, None]).to(tl.int32), 1)
+        does = (before == 0) & (at < end) & (ids >= 0) & (ids < V)
+        cell = x_ptr + row.to(tl.int64) * V + ids
+        v = tl.load(cell, mask=does, other=0.0)
+        if REPEAT:
+            v = tl.where(v > 0, tl.div_rn(v, tl.full((BLOCK,), 1.0, tl.float32) * repetition), v * repetition)
+        v = v - count.to(tl.float32) * frequency
+        tl.store(cell, v - presence, mask=does)
+
+
+@triton.jit
+def bias_kernel(x_ptr, id_ptr, bias_ptr, V, U, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ids = tl.load(id_ptr + at, mask=at < U, other=-1)
+    does = (ids >= 0) & (ids < V)
+    cell = x_ptr + tl.program_id(1).to(tl.int64) * V + ids
+    tl.store(cell, tl.load(cell, mask=does, other=0.0) + tl.load(bias_ptr + at, mask=at < U, other=0.0), mask=does)
+
+
+@triton.jit
+def mask_kernel(x_ptr, mask_ptr, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    allowed = tl.load(mask_ptr + at, mask=at < N, other=1)
+    tl.store(x_ptr + at, tl.full((BLOCK,), -float("inf"), tl.float32), mask=(at < N) & (allowed == 0))
+
+
+def edit(
+    logits_RV: Tensor,
+    tokens_L: Tensor | None,
+    length_1: Tensor | None,
+    last_n: int | None,
+    repetition: float,
+    frequency: float,
+    presence: float,
+    bias_ids_U: Tensor | None,
+    bias_U: Tensor | None,
+    mask_RV: Tensor | None,
+) -> Tensor:
+    """See ``workbench_kernels.shape_draw.edit_logits``."""
+    rows, vocab = logits_RV.shape
+    if tokens_L is not None and length_1 is not None:
+        longest = len(tokens_L) if last_n is None else min(len(tokens_L), last_n)
+        launch(
+            penalise_kernel, (-(-longest // 128), rows), logits_RV, tokens_L, length_1, vocab, last_n or 0,
+            float(repetition), float(frequency), float(presence), WINDOW=last_n is not None, REPEAT=repetition != 1,
+            BLOCK=128, TILE=64, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+    if bias_ids_U is not None and bias_U is not None:
+        u = len(bias_ids_U)
+        launch(bias_kernel, (-(-u // 256), rows), logits_RV, bias_ids_U, bias_U, vocab, u, BLOCK=256)
+    if mask_RV is not None:
+        n = logits_RV.numel()
+        launch(mask_kernel, (-(-n // 2048),), logits_RV, mask_RV.view(torch.uint8), n, BLOCK=2048)
+    return logits_RV
+
+
+# ------------------------------------------------------------------------------------------------------------- draws
+
+
+@triton.jit(do_not_specialize=["heat"])
+def group_kernel(x_ptr, max_ptr, mass_ptr, V, G, heat, MASS: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    ids = group[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
+    x = tl.load(x_ptr + row * V + ids, mask=ids < V, other=-float("inf"))
+    top = tl.max(x, 1)
+    bad = tl.sum((x != x).to(tl.int32), 1) > 0
+    tl.store(max_ptr + row * G + group, tl.where(bad, float("nan"), top), mask=group < G)
+    if MASS:
+        base = tl.where(top == -float("inf"), 0.0, top).to(tl.float64)
+        weight = tl.exp((x.to(tl.float64) - base[:, None]) / real(heat))
+        tl.store(mass_ptr + row * G + group, tl.sum(weight, 1), mask=group < G)
+
+
+@triton.jit
+def _kth(key, low, high, k):
+    """The largest key that at least k of the keys reach, from low on."""
+    low = low.to(tl.int64)
+    high = high.to(tl.int64)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if tl.sum((key >= middle).to(tl.int32), 0) >= k:
+            low = middle
+        else:
+            high = middle - 1
+    return low.to(tl.int32)
+
+
+@triton.jit
+def _list(list_ptr, key, g, least):
+    """Write the groups whose largest key is at least ``least``; how many they are."""
+    chosen = (key >= least).to(tl.int32)
+    place = tl.cumsum(chosen, 0) - 1
+    tl.debug_barrier()
+    tl.store(list_ptr + place, g, mask=chosen > 0)
+    tl.debug_barrier()
+    return tl.sum(chosen, 0)
+
+
+@triton.jit
+def _tile(x_ptr, list_ptr, first, n, V, TILE: tl.constexpr, WIDE: tl.constexpr):
+    """Logits of a tile of listed groups, minus infinity past their end."""
+    i = first + tl.arange(0, TILE)
+    group = tl.load(list_ptr + i, mask=i < n, other=0)
+    ids = group[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
+    x = tl.load(x_ptr + ids, mask=(i < n)[:, None] & (ids < V), other=-float("inf"))
+    return tl.reshape(x, (TILE * WIDE,))
+
+
+@triton.jit
+def _mass_above(x_ptr, list_ptr, n, V, above, peak, heat, TILE: tl.constexpr, WIDE: tl.constexpr):
+    """Mass of the listed ids whose key is larger than ``above``, float64."""
+    total = tl.zeros((TILE * WIDE,), tl.float64)
+    for first in range(0, n, TILE):
+        x = _tile(x_ptr, list_ptr, first, n, V, TILE, WIDE)
+        weight = tl.exp((x.to(tl.float64) - peak) / heat)
+        total += tl.where(order_key(x) > above, weight, 0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit(do_not_specialize=["top_k", "top_p", "min_p", "heat"])
+def cut_kernel(
+    x_ptr, max_ptr, mass_ptr, list_ptr, cut_ptr, peak_ptr, V, G, top_k, top_p, min_p, heat, TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr, MIN_P: tl.constexpr, CHAIN: tl.constexpr, GREEDY: tl.constexpr, GP: tl.constexpr,
+    TILE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    top_p = real(top_p)
+    min_p = real(min_p)
+    heat = real(heat)
+    x_ptr += row * V
+    list_ptr += row * G
+    g = tl.arange(0, GP)
+    top = tl.load(max_ptr + row * G + g, mask=g < G, other=-float("inf"))
+    peak = tl.max(top, 0)
+    bad = (tl.sum((top != top).to(tl.int32), 0) > 0) | (peak == float("inf")) | (peak == -float("inf"))
+    key = tl.where(g < G, order_key(top), -2147483648)
+    most = order_key(peak)
+    cut = most
+    hot = peak.to(tl.float64)
+    if bad:
+        tl.store(cut_ptr + row, float("nan"))
+        tl.store(peak_ptr + row, float("nan"))
+    else:
+        if not GREEDY:
+            cut = tl.minimum(most, LOWEST)
+            n = 0
+            if TOP_K:
+                # groups whose largest is among the k largest of groups hold all k largest ids, and their ties
+                least = _kth(key, cut, most, top_k)
+                n = _list(list_ptr, key, g, least)
+                low = least.to(tl.int64)
+                high = most.to(tl.int64)
+                while low < high:
+                    middle = (low + high + 1) >> 1
+                    count = tl.zeros((TILE * WIDE,), tl.int32)
+                    for first in range(0, n, TILE):
+                        count += (order_key(_tile(x_ptr, list_ptr, first, n, V, TILE, WIDE)) >= middle).to(tl.int32)
+                    if tl.sum(count, 0) >= top_k:
+                        low = middle
+                    else:
+                        high = middle - 1
+                cut = low.to(tl.int32)
+            if TOP_P:
+                if TOP_K and CHAIN:
+                    goal = _mass_above(x_ptr, list_ptr, n, V, cut - 1, hot, heat, TILE, WIDE) * top_p
+                    floor = cut
+                else:
+                    mass = tl.load(mass_ptr + row * G + g, mask=g < G, other=0.0)
+                    share = tl.where(g < G, tl.exp((top.to(tl.float64) - hot) / heat) * mass, 0.0)
+                    goal = tl.sum(share, 0) * top_p
+                    # more groups until the ids above the last one listed hold the mass asked for
+                    wanted = 64
+                    floor = LOWEST
+                    settled = False
+                    while not settled:
+                        if wanted < G:
+                            floor = _kth(key, tl.minimum(most, LOWEST), most, wanted)
+                        else:
+                            floor = tl.minimum(most, LOWEST)
+                        n = _list(list_ptr, key, g, floor)
+                        held = _mass_above(x_ptr, list_ptr, n, V, floor, hot, heat, TILE, WIDE)
+                        settled = (held >= goal) | (wanted >= G)
+                        wanted = wanted * 16
+                low = floor.to(tl.int64)
+                high = most.to(tl.int64)
+                while low < high:
+                    middle = (low + high) >> 1
+                    held = _mass_above(x_ptr, list_ptr, n, V, middle, hot, heat, TILE, WIDE)
+                    if held < goal:
+                        high = middle
+                    else:
+                        low = middle + 1
+                cut = tl.maximum(cut, low.to(tl.int32))
+            if MIN_P:
+                low = cut.to(tl.int64)
+                high = most.to(tl.int64)
+                while low < high:
+                    middle = (low + high) >> 1
+                    value = key_value(middle.to(tl.int32)).to(tl.float64)
+                    if tl.exp((value - hot) / heat) >= min_p:
+                        high = middle
+                    else:
+                        low = middle + 1
+                cut = tl.maximum(cut, low.to(tl.int32))
+        tl.store(cut_ptr + row, key_value(cut))
+        tl.store(peak_ptr + row, peak)
+
+
+@triton.jit(do_not_specialize=["k0", "k1", "purpose", "temperature"])
+def score_kernel(
+    x_ptr, max_ptr, cut_ptr, peak_ptr, position_ptr, start_ptr, score_ptr, id_ptr, mass_ptr, least_ptr, V, G, CHUNKS,
+    k0, k1,
+    purpose, temperature, GREEDY: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    chunk = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    cut = tl.load(cut_ptr + row)
+    PER: tl.constexpr = CHUNK // WIDE
+    g = chunk * PER + tl.arange(0, PER)
+    top = tl.max(tl.load(max_ptr + row * G + g, mask=g < G, other=-float("inf")), 0)
+    at = row * CHUNKS + chunk
+    if top >= cut:
+        ids = chunk * CHUNK + tl.arange(0, CHUNK)
+        x = tl.load(x_ptr + row * V + ids, mask=ids < V, other=-float("inf"))
+        kept = (x >= cut) & (ids < V)
+        peak = tl.load(peak_ptr + row).to(tl.float64)
+        level = x.to(tl.float64) - peak
+        if GREEDY:
+            weight = tl.where(kept, 1.0, 0.0).to(tl.float64)
+            score = tl.where(kept, 0.0, -float("inf")).to(tl.float64)
+        else:
+            level = level / real(temperature)
+            weight = tl.where(kept, tl.exp(level), 0.0)
+            start = tl.load(start_ptr + row) * (purpose != 0).to(tl.int64)
+            u = uniform_of(word_of(ids, k0, k1, tl.load(position_ptr + row), purpose, start))
+            score = tl.where(kept, level - tl.log(-tl.log(u)), -float("inf"))
+        best = tl.max(score, 0)
+        tl.store(score_ptr + at, best)
+        tl.store(id_ptr + at, tl.min(tl.where(kept & (score == best), ids, 0x7FFFFFFF), 0))
+        tl.store(mass_ptr + at, tl.sum(weight, 0))
+        tl.store(least_ptr + at, tl.min(tl.where(kept, x, float("inf")), 0))
+    else:
+        tl.store(score_ptr + at, -float("inf"))
+        tl.store(id_ptr + at, 0x7FFFFFFF)
+        tl.store(mass_ptr + at, 0.0)
+        tl.store(least_ptr + at, float("inf"))
+
+
+@triton.jit
+def pick_kernel(score_ptr, id_ptr, part_ptr, least_ptr, cut_ptr, token_ptr, mass_ptr, CHUNKS, CP: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, CP)
+    live = c < CHUNKS
+    score = tl.load(score_ptr + row * CHUNKS + c, mask=live, other=-float("inf"))
+    ids = tl.load(id_ptr + row * CHUNKS + c, mask=live, other=0x7FFFFFFF)
+    best = tl.max(score, 0)
+    token = tl.min(tl.where(score == best, ids, 0x7FFFFFFF), 0)
+    total = tl.sum(tl.load(part_ptr + row * CHUNKS + c, mask=live, other=0.0), 0)
+    cut = tl.load(cut_ptr + row)
+    bad = (cut != cut) | (token == 0x7FFFFFFF)
+    tl.store(token_ptr + row, tl.where(bad, -1, token).to(tl.int64))
+    tl.store(mass_ptr + row, tl.where(bad, float("nan"), total))
+    least = tl.min(tl.load(least_ptr + row * CHUNKS + c, mask=live, other=float("inf")), 0)
+    tl.store(cut_ptr + row, tl.where(bad, float("nan"), least))
+
+
+def shape_draw(
+    logits_RV: Tensor,
+    positions_R: Tensor,
+    starts_R: Tensor,
+    key: tuple[int, int],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    order: str,
+    purpose: int,
+) -> Draws:
+    """See ``workbench_kernels.shape_draw.shape_draw``."""
+    rows, vocab = logits_RV.shape
+    groups, chunks = -(-vocab // GROUP), -(-vocab // CHUNK)
+    device = logits_RV.device
+    greedy = temperature == 0
+    heat = 1.0 if order == "temperature_last" or greedy else temperature
+    top_k = top_k if top_k < vocab else 0
+    chain = order == "chain"
+    whole = top_p < 1 and not greedy and not (top_k and chain)
+    wide, double = dict(dtype=torch.float32, device=device), dict(dtype=torch.float64, device=device)
+    top, mass = torch.empty(rows, groups, **wide), torch.empty(rows, groups if whole else 1, **double)
+    listed = torch.empty(rows, groups, dtype=torch.int32, device=device)
+    cut, peak = torch.empty(rows, **wide), torch.empty(rows, **wide)
+    each = min(32, power(groups))
+    launch(
+        group_kernel, (-(-groups // each), rows), logits_RV, top, mass, vocab, groups, bits(heat), MASS=whole,
+        GROUPS=each, WIDE=GROUP, num_warps=4,
+    )  # fmt: skip
+    launch(
+        cut_kernel, (rows,), logits_RV, top, mass, listed, cut, peak, vocab, groups, top_k, bits(top_p),
+        bits(min_p), bits(heat), TOP_K=top_k > 0, TOP_P=top_p < 1, MIN_P=min_p > 0, CHAIN=chain,
+        GREEDY=greedy, GP=power(groups), TILE=32, WIDE=GROUP, num_warps=8,
+    )  # fmt: skip
+    scores, parts = torch.empty(rows, chunks, **double), torch.empty(rows, chunks, **double)
+    ids, least = torch.empty(rows, chunks, dtype=torch.int32, device=device), torch.empty(rows, chunks, **wide)
+    tokens, total = torch.empty(rows, dtype=torch.int64, device=device), torch.empty(rows, **double)
+    launch(
+        score_kernel, (chunks, rows), logits_RV, top, cut, peak, positions_R, starts_R, scores, ids, parts, least,
+        vocab, groups, chunks, key[0], key[1], purpose, bits(temperature or 1.0), GREEDY=greedy, CHUNK=CHUNK,
+        WIDE=GROUP, num_warps=4,
+    )  # fmt: skip
+    launch(pick_kernel, (rows,), scores, ids, parts, least, cut, tokens, total, chunks, CP=power(chunks), num_warps=4)
+    return Draws(tokens, cut, peak, total)

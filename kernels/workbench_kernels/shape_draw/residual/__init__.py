@@ -1,0 +1,1 @@
+"""The draw in place of a rejected draft."""
