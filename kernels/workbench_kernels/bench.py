@@ -106,7 +106,7 @@ def measure(op: Op, case: Case, dtype: torch.dtype, rate: float, device: str = "
     made = outputs(op.call(**copied(given), **case.options, impl="triton"))
     faults = list(misses(op, made, op.reference(given, case.options), dtype))
     row: dict[str, Any] = {
-        "benchmark": "kernels", "name": op.name, "case": case.name, "dtype": str(dtype)[6:], "unit": "us",
+        "benchmark": "kernels", "name": op.name, "mode": "op", "case": case.name, "dtype": str(dtype)[6:], "unit": "us",
         "check": "passed" if not faults else f"failed: {faults[0]}",
     }  # fmt: skip
     sets = min(MOST_SETS, max(1, -(-PAST_CACHE // max(1, size_of(given)))))
