@@ -21,6 +21,11 @@ NAMES = (
     "04_where_acceptance_is_lost",
     "05_sampled_acceptance",
     "06_conversations",
+    "07_choosing_k",
+    "08_p_min",
+    "09_adaptive_floor",
+    "10_trees",
+    "11_predicted_against_live",
     "12_explore",
 )
 

@@ -406,7 +406,7 @@ def test_specs_labels_and_short_texts(policies_module):
     assert len(set(different.values())) == len(different)
     assert FixedK(k=3, p_min=0.5).label == "K=3, p_min=0.5" and FixedK(k=0).label == "K=0"
     assert AdaptiveFloor(k=5, floor=2).label == "adaptive K=5, floor=2"
-    assert Goodput(k=4, seconds=LINE).label == "goodput K=4, seconds=(1.0, .., 2.0)"
+    assert Goodput(k=4, seconds=LINE).label == "goodput K=4, seconds=(1, .., 2)"
     assert policy_from("fixed k=3 p_min=0.5 pmin0=true") == FixedK(k=3, p_min=0.5, pmin0=True)
     assert policy_from("ladder steps=4:3,8:2 lanes=8") == Ladder(steps="4:3,8:2", lanes=8)
     assert policy_from("goodput k=1 seconds=[1,1.5]") == Goodput(k=1, seconds=(1.0, 1.5))

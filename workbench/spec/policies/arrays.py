@@ -57,7 +57,7 @@ def _plain(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     if isinstance(value, tuple) and len(value) > 4:
-        return f"({value[0]}, .., {value[-1]})"
+        return f"({value[0]:.3g}, .., {value[-1]:.3g})"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
