@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from time import perf_counter
@@ -50,15 +51,16 @@ def interleave(
 def speed_row(name: str, seconds: Sequence[float], tokens: Sequence[int], **facts: Any) -> dict[str, Any]:
     """Tokens per second: the median over runs, with the lowest and the highest."""
     rates = [n / s for n, s in zip(tokens, seconds, strict=True)]
-    return _row(name, rates, "tok/s", facts)
+    return row(name, rates, "tok/s", **facts)
 
 
 def ratio_row(name: str, slow: Sequence[float], fast: Sequence[float], **facts: Any) -> dict[str, Any]:
     """Ratio of seconds run by run: how many times faster ``fast`` is than ``slow``."""
-    return _row(name, [a / b for a, b in zip(slow, fast, strict=True)], "ratio", facts)
+    return row(name, [a / b for a, b in zip(slow, fast, strict=True)], "ratio", **facts)
 
 
-def _row(name: str, values: Sequence[float], unit: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def row(name: str, values: Sequence[float], unit: str, **facts: Any) -> dict[str, Any]:
+    """A figure over runs: the median, with the lowest and the highest."""
     return {
         "name": name,
         "value": median(values),
@@ -68,6 +70,11 @@ def _row(name: str, values: Sequence[float], unit: str, facts: Mapping[str, Any]
         "n": len(values),
         **facts,
     }
+
+
+def peak_megabytes() -> float:
+    """The most memory this process has held so far, resident megabytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def held_out(model: HybridModel, length: int, count: int) -> Corpus:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from workbench.bench.arms import held_out, interleave, oracle, ratio_row, speed_row
+from workbench.bench.arms import held_out, interleave, oracle, ratio_row, row, speed_row
 from workbench.core.metrics import acceptance, repeated_ngrams
 from workbench.facade import load
 from workbench.model.hybrid import HybridModel
@@ -130,13 +130,4 @@ def _one_row_products(model: HybridModel) -> Iterator[dict[str, Any]]:
         "one row, transposed copy of the weights": lambda _: [torch.mm(xs[c.shape[0]][:1], c) for c in copies],
     }
     for name, values in interleave(arms, range(30), repeats=1, desc="products").items():
-        ms = sorted(1e3 * v for v in values)
-        yield {
-            "name": name,
-            "value": median(ms),
-            "low": ms[0],
-            "high": ms[-1],
-            "unit": "ms",
-            "n": len(ms),
-            "mode": "fast",
-        }
+        yield row(name, [1e3 * value for value in values], "ms", mode="fast")

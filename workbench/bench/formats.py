@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
 
-from workbench.bench.arms import held_out, interleave, ratio_row
+from workbench.bench.arms import held_out, interleave, ratio_row, row
 from workbench.cache.hybrid import HybridCache
 from workbench.facade import load
 from workbench.model.hybrid import HybridModel
@@ -53,14 +52,11 @@ def _steps(model: HybridModel, length: int, repeats: int) -> Iterator[dict[str, 
     arms: dict[str, Callable[[Any], Any]] = {name: partial(_decode, model, c, following) for name, c in caches.items()}
     seconds = interleave(arms, range(repeats), repeats=1, desc=f"formats, {facts['mode']}, {length}")
     for name, values in seconds.items():
-        ms = [1e3 * value / STEPS for value in values]
-        spread = {"value": median(ms), "low": min(ms), "high": max(ms)}
-        yield {"name": f"a token, {name}", **spread, "unit": "ms", "n": len(ms), **facts}
+        yield row(f"a token, {name}", [1e3 * value / STEPS for value in values], "ms", **facts)
     for name, values in list(seconds.items())[1:]:
         yield ratio_row(f"{name} / dense", seconds["dense"], values, **facts)
     for name, cache in caches.items():
-        size = cache.nbytes
-        yield {"name": f"bytes, {name}", "value": size, "low": size, "high": size, "unit": "bytes", "n": 1, **facts}
+        yield row(f"bytes, {name}", [cache.nbytes], "bytes", **facts)
 
 
 def _decode(model: HybridModel, cache: HybridCache, following_1T: torch.Tensor, _: Any) -> None:

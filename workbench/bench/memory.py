@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from workbench.bench.arms import held_out
+from workbench.bench.arms import held_out, peak_megabytes
 from workbench.core.progress import quiet
 from workbench.core.tape import Corpus, Tape
 from workbench.facade import load
@@ -64,7 +63,7 @@ def child(kind: str, times: int, documents: int, threads: int) -> float:
             extract(model, tapes, out=Path(folder) / "out", shard_rows=64)
         else:
             replay(model, tapes, out=Path(folder) / "out", shard_rows=4096)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return peak_megabytes()
 
 
 if __name__ == "__main__":

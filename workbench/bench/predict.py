@@ -13,10 +13,9 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from workbench.bench.arms import held_out
+from workbench.bench.arms import held_out, row
 from workbench.bench.phases import PhaseMeter, run_name
 from workbench.core.progress import progress
 from workbench.core.tape import Corpus, first_pending
@@ -188,15 +187,7 @@ class LiveRuns:
                 **facts,
             }
         sizes = [100 * abs(error) for error in errors]
-        yield {
-            "name": "median absolute error of predicted tokens per second",
-            "value": median(sizes),
-            "low": min(sizes),
-            "high": max(sizes),
-            "unit": "%",
-            "n": len(sizes),
-            **facts,
-        }
+        yield row("median absolute error of predicted tokens per second", sizes, "%", **facts)
 
     def _mean(self, arm: int, phase: str) -> float:
         return sum(times[phase] for times in self.phases[arm]) / len(self.phases[arm])

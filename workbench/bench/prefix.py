@@ -5,13 +5,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from workbench.bench.arms import held_out, interleave, ratio_row
+from workbench.bench.arms import held_out, interleave, ratio_row, row
 from workbench.cache.hybrid import HybridCache
 from workbench.core.progress import progress
 from workbench.facade import load
@@ -83,12 +82,11 @@ def _restores(model: HybridModel, length: int, repeats: int) -> Iterator[dict[st
     for name, values in list(seconds.items())[1:]:
         yield ratio_row(f"restore {name} / prime", seconds["prime"], values, **facts)
     size = entries[0].nbytes
-    yield {"name": "bytes of an entry", "value": size, "low": size, "high": size, "unit": "bytes", "n": 1, **facts}
+    yield row("bytes of an entry", [size], "bytes", **facts)
 
 
 def _time_row(name: str, values: list[float], **facts: Any) -> dict[str, Any]:
-    spread = {"value": 1e3 * median(values), "low": 1e3 * min(values), "high": 1e3 * max(values)}
-    return {"name": name, **spread, "unit": "ms", "n": len(values), **facts}
+    return row(name, [1e3 * value for value in values], "ms", **facts)
 
 
 @torch.inference_mode()

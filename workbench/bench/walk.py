@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from workbench.bench.arms import held_out
+from workbench.bench.arms import held_out, peak_megabytes, row
 from workbench.core.progress import progress, quiet
 from workbench.facade import load
 from workbench.replay import load_table, synthetic_table, walk_counts
@@ -125,17 +124,17 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
         facts |= {"documents": documents, "rows": rows, "shard_rows": SHARD_ROWS}
         whole = found["the table"]
         seconds, rounds = whole["seconds"], whole["rounds"]
-        yield _row("kernels loaded or compiled", [whole["loading"]], "s", **facts)
-        yield _row("walk of all policies", seconds, "s", rounds=rounds, **facts)
-        yield _row("rows x policies per second", [rows * count / s for s in seconds], "1/s", **facts)
+        yield row("kernels loaded or compiled", [whole["loading"]], "s", **facts)
+        yield row("walk of all policies", seconds, "s", rounds=rounds, **facts)
+        yield row("rows x policies per second", [rows * count / s for s in seconds], "1/s", **facts)
         for name, one in found.items():
-            yield _row(f"peak memory of a walk over {name}", [one["mb"]], "MB", before=one["before_mb"], **facts)
+            yield row(f"peak memory of a walk over {name}", [one["mb"]], "MB", before=one["before_mb"], **facts)
     rates = []
     for name, values in _live(12 if quick else NEW, 1 if quick else PROMPTS).items():
         rates.append(median(values))
-        yield _row(f"live rounds per second, {name}", values, "1/s", mode="fast", new_tokens=NEW)
+        yield row(f"live rounds per second, {name}", values, "1/s", mode="fast", new_tokens=NEW)
     ratios = [rounds / rate / median(seconds) for rate in rates]
-    yield _row("live / walk, for as many rounds", ratios, "ratio", extrapolated=True, rounds=rounds, **facts)
+    yield row("live / walk, for as many rounds", ratios, "ratio", extrapolated=True, rounds=rounds, **facts)
 
 
 def _live(new: int, prompts: int) -> dict[str, list[float]]:
@@ -151,11 +150,6 @@ def _live(new: int, prompts: int) -> dict[str, list[float]]:
     return rates
 
 
-def _row(name: str, values: Sequence[float], unit: str, **facts: Any) -> dict[str, Any]:
-    spread = {"value": median(values), "low": min(values), "high": max(values), "unit": unit, "n": len(values)}
-    return {"name": name, **spread, **facts}
-
-
 def child(path: str, count: int, repeats: int, threads: int) -> dict[str, Any]:
     """Walk a table in this process: seconds, rounds, and peak resident megabytes before and after."""
     policies, costs = random_policies(count, seed=SEED), Ratios()
@@ -165,17 +159,13 @@ def child(path: str, count: int, repeats: int, threads: int) -> dict[str, Any]:
         list(walk_counts(small, random_policies(11, seed=SEED), cost=costs, threads=1))
         loading = perf_counter() - began
     table = load_table(path, check_hashes=False)
-    before, seconds, rounds = _peak(), [], 0
+    before, seconds, rounds = peak_megabytes(), [], 0
     for _ in range(repeats):
         began, rounds = perf_counter(), 0
         for counts in walk_counts(table, policies, cost=costs, threads=threads):
             rounds += int(counts.rounds_G.sum())
         seconds.append(perf_counter() - began)
-    return {"loading": loading, "seconds": seconds, "rounds": rounds, "before_mb": before, "mb": _peak()}
-
-
-def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"loading": loading, "seconds": seconds, "rounds": rounds, "before_mb": before, "mb": peak_megabytes()}
 
 
 if __name__ == "__main__":

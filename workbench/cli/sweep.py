@@ -207,6 +207,7 @@ def measured(args: argparse.Namespace, tables: dict[str, DraftTable]) -> CostMod
     from workbench.bench.phases import PhaseMeter, run_name
     from workbench.model.fingerprint import fingerprint
     from workbench.replay.cost import CostModel
+    from workbench.replay.walk import longest_text
     from workbench.sweep.store import COST
 
     kept = None if args.out is None else Path(args.out) / COST
@@ -226,9 +227,10 @@ def measured(args: argparse.Namespace, tables: dict[str, DraftTable]) -> CostMod
                 "the table's own model, with --exact or --fast as it was replayed"
             )
     longest = max(one.k_max for one in tables.values())
-    ends = [int(one.dataset.data.column("length").to_numpy().max()) for one in tables.values()]
     room = model.config.max_position_embeddings - SPARE
-    contexts = sorted({min(max(context, 1), room) for context in (MEASURED_FROM, max(ends))})
+    contexts = sorted(
+        {min(max(context, 1), room) for context in (MEASURED_FROM, max(map(longest_text, tables.values())))}
+    )
     meter = PhaseMeter(
         model, exact=model.exact, contexts=contexts, k_max=longest, run=run_name(), strategies=[STRATEGY]
     )

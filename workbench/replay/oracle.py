@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workbench.core.errors import UserError, check_choice
-from workbench.replay.tracks import Track, policy_for, tracks
+from workbench.core.errors import UserError
+from workbench.replay.tracks import Track, estimator_for, policy_for, tracks
 from workbench.spec.policies import Oracle, Policy, PolicyRun, Scripted
 
 if TYPE_CHECKING:
@@ -53,15 +53,10 @@ def oracle_schedules(table: DraftTable, oracle: Oracle, *, estimator: str | None
     Raises:
         UserError: The table is thinned or has too few slots, or the estimator is not valid.
     """
-    from workbench.replay.walk import own_trouble
-
     if not isinstance(oracle, Oracle):
         raise UserError(f"oracle={oracle!r} is not valid: give an Oracle(k=..)")
     policy_for(table, 0, oracle, {})
-    trouble = own_trouble(table)
-    picked = check_choice("estimator", estimator or ("forced" if trouble else "own"), EXACT)
-    if picked == "own" and trouble:
-        raise UserError(trouble)
+    picked = estimator_for(table, estimator, EXACT)
     return {track.doc_id: best_schedule(track, oracle, picked) for track in tracks(table)}
 
 

@@ -108,13 +108,9 @@ def shard_rows(table: DraftTable, picked: str, seed: int) -> Iterator[Rows]:
 
 def _check_texts(shard: pa.Table, after_R: np.ndarray, edge: float, drawn: bool) -> None:
     """Refuse a shard that holds a text the target would not have generated, in the words of ``check_own``."""
-    import polars as pl
-
     wrong_R = shard["target_id"].to_numpy() != shard["next_token"].to_numpy()
     if (wrong_R & (shard["target_margin"].to_numpy() >= edge) & (after_R >= -1)).any():
-        frame = pl.from_arrow(shard)
-        assert isinstance(frame, pl.DataFrame)
-        for track in tracks_of(frame):
+        for track in tracks_of(shard):
             check_own(track, edge, drawn=drawn)
 
 
@@ -151,14 +147,10 @@ def _ratio_rows(
 ) -> Rows:
     """Acceptances drawn as ``ratio_rounds`` draws them: a draw belongs to a slot's position and to a round's start, so
     each start has its own number of drafts that stand, whatever the policy."""
-    import polars as pl
-
     target_R = shard["target_p"].to_numpy()
     end_R = np.repeat(begin_G + end_G, end_G)
     if ((target_R <= 0) & (position_R - np.repeat(first_G, end_G) >= -1)).any():
-        frame = pl.from_arrow(shard)
-        assert isinstance(frame, pl.DataFrame)
-        for track in tracks_of(frame):
+        for track in tracks_of(shard):
             chances(track)
     stands_RK = chances_of(_slots(shard, "forced_q", np.float64, np.nan), target_R, end_R)
     keys_2G = np.array([Noise(seed, shift + g).key for g in range(len(begin_G))], np.int64).T

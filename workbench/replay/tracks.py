@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from workbench.core.errors import UserError
+from workbench.core.errors import UserError, check_choice
 from workbench.core.tape import first_pending
 from workbench.replay.shards import shard_tables
 from workbench.spec.options import GenerateOptions
 from workbench.spec.policies import Policy, PolicyRun, trimmed
 
 if TYPE_CHECKING:
-    import polars as pl
+    import pyarrow as pa
 
     from workbench.replay.table import DraftTable
 
@@ -66,17 +66,17 @@ class Track:
 
 def tracks(table: DraftTable) -> Iterator[Track]:
     """Documents of a table, in order, read a shard at a time."""
-    import polars as pl
-
     more = [name for name in OPTIONAL if name in table.dataset.column_names]
     for shard in shard_tables(table, (*COLUMNS, *more)):
-        frame = pl.from_arrow(shard)
-        assert isinstance(frame, pl.DataFrame)
-        yield from tracks_of(frame)
+        yield from tracks_of(shard)
 
 
-def tracks_of(frame: pl.DataFrame) -> Iterator[Track]:
-    """Documents of some rows of a table, whole documents in order."""
+def tracks_of(shard: pa.Table) -> Iterator[Track]:
+    """Documents of one shard, in order."""
+    import polars as pl
+
+    frame = pl.from_arrow(shard)
+    assert isinstance(frame, pl.DataFrame)
     more = [name for name in OPTIONAL if name in frame.columns]
     for part in frame.partition_by("doc_id", maintain_order=True):
         head = part.row(0, named=True)
@@ -142,6 +142,44 @@ def first_difference(table: DraftTable, column: str) -> tuple[str, str] | None:
     columns = table.dataset.data.table
     at = pc.index(pc.not_equal(columns[column], ""), True).as_py()
     return None if at < 0 else (columns["doc_id"][at].as_py(), columns[column][at].as_py())
+
+
+def own_trouble(table: DraftTable) -> str:
+    """Why the texts of a table are not what the target would generate by itself, as recorded; "" when they are."""
+    if table.plain:
+        if set(table.dataset.unique("own")) == {"greedy"}:
+            return ""
+        return "estimator='own' needs texts that this target generated greedily (wb.own_tapes); use 'forced' for others"
+    found = first_difference(table, "draws_differ")
+    if found is None:
+        return ""
+    return (
+        f"estimator='own' needs texts that this target drew with the table's shaping and seed (wb.own_tapes with the "
+        f"same options), and {found[0]!r} is none: {found[1]}; replay with the shaping and seed of the text, or use "
+        "'forced'"
+    )
+
+
+def estimator_for(table: DraftTable, estimator: str | None, valid: Sequence[str], *, hint: str = "") -> str:
+    """The estimator of a walk over a table.
+
+    Args:
+        table: The draft table.
+        estimator: As asked for; None takes "own" where the texts allow it, else "forced".
+        valid: Those that will do.
+        hint: What else to do, in the sentence that refuses another name.
+
+    Returns:
+        Its name.
+
+    Raises:
+        UserError: Another name, or "own" on texts that are not the target's own.
+    """
+    trouble = own_trouble(table) if estimator in (None, "", "own") else ""
+    picked = check_choice("estimator", estimator or ("forced" if trouble else "own"), valid, hint=hint)
+    if picked == "own" and trouble:
+        raise UserError(trouble)
+    return picked
 
 
 class RoundCost(Protocol):

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.core.bootstrap import DRAWS, LEVEL, bootstrap_by
-from workbench.core.errors import UserError, check_choice
+from workbench.core.errors import UserError
 from workbench.core.progress import progress
-from workbench.replay.tracks import Track, policy_for, tracks
-from workbench.replay.walk import check_own, own_trouble, rounding
+from workbench.replay.oracle import EXACT, hits
+from workbench.replay.tracks import Track, estimator_for, policy_for, tracks
+from workbench.replay.walk import check_own, rounding
 from workbench.spec.tree import TreeShape, accept_tree, tree_rows
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from workbench.replay.table import DraftTable
 
 Shapes = str | TreeShape | Iterable[str | TreeShape]
-ESTIMATORS = ("own", "forced")
 COUNTED = ("rounds", "accepted", "hedge_hits", "cut", "drafted", "steps")
 NO_RANK = 127  # no candidate is the wanted token
 BLOCK = 512  # shapes walked together
@@ -176,14 +176,12 @@ def documents_of(table: DraftTable, shapes: Sequence[TreeShape], estimator: str 
             f"{table.k_shadow}: replay with shadow={widest.widest} or more, or use smaller counts"
         )
     policy_for(table, deepest.depth, None, {})
-    picked = estimator or ("forced" if own_trouble(table) else "own")
-    check_choice("estimator", picked, ESTIMATORS, hint="a tree is verified by equality with the target's picks")
-    if picked == "own" and (trouble := own_trouble(table)):
-        raise UserError(trouble)
+    picked = estimator_for(table, estimator, EXACT, hint="a tree is verified by equality with the target's picks")
     found = list(_candidates(table, widest.widest))
     if picked == "own":
+        edge = rounding(table)
         for one in found:
-            check_own(one.track, rounding(table), drawn=not table.plain)
+            check_own(one.track, edge, drawn=not table.plain)
     return found, picked
 
 
@@ -229,18 +227,16 @@ def facts_of(document: Candidates, estimator: str) -> Facts:
         The facts.
     """
     track, (t, k, _) = document.track, document.ids.shape
-    at_TK = np.arange(t)[:, None] + np.arange(k)
-    known_TK, row_TK = at_TK < t, np.minimum(at_TK, t - 1)
-    text_TK = track.tokens[row_TK + 1]
-    want_TK = text_TK if estimator == "own" else track.target_id[row_TK]
-    stands_TK = known_TK & (document.ids[:, :, 0] == want_TK) & (want_TK == text_TK)
-    reach_T = stands_TK.cumprod(1).sum(1)
+    reach_T = hits(track, k, estimator)
     slot_T = np.minimum(reach_T, k - 1)
-    here = np.arange(t), slot_T
-    same_Tk = document.ids[here] == want_TK[here][:, None]
-    some_T = same_Tk.any(1) & (reach_T < k) & known_TK[here]
+    at_T = np.arange(t) + slot_T
+    row_T = np.minimum(at_T, t - 1)
+    text_T = track.tokens[row_T + 1]
+    want_T = text_T if estimator == "own" else track.target_id[row_T]
+    same_Tk = document.ids[np.arange(t), slot_T] == want_T[:, None]
+    some_T = same_Tk.any(1) & (reach_T < k) & (at_T < t)
     rank_T = np.where(some_T, same_Tk.argmax(1) + 1, NO_RANK)
-    return Facts(reach_T.astype(np.int8), rank_T.astype(np.int8), want_TK[here] == text_TK[here])
+    return Facts(reach_T.astype(np.int8), rank_T.astype(np.int8), want_T == text_T)
 
 
 def walk_shapes(facts: Sequence[Facts], first: Sequence[int], shapes: Sequence[TreeShape]) -> np.ndarray:

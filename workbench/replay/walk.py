@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.core.errors import UserError, check_choice, check_int
+from workbench.core.errors import UserError, check_int
 from workbench.core.frames import rounds_frame
 from workbench.core.records import RoundRecord
 from workbench.replay.oracle import begin
@@ -22,7 +22,7 @@ from workbench.replay.tracks import (
     RoundCost,
     Track,
     check_timed,
-    first_difference,
+    estimator_for,
     kept,
     policy_for,
     seconds_of,
@@ -82,9 +82,10 @@ def walk(
         check_ratio(table, chosen)
     width, frames = int(table.manifest.model["hidden_size"]), []
     timed = None if cost is None else RoundSeconds.of(cost, chosen.k_max, longest_text(table))
+    edge = rounding(table)
     for i, track in enumerate(tracks(table)):
         if picked == "own":
-            check_own(track, rounding(table), drawn=not table.plain)
+            check_own(track, edge, drawn=not table.plain)
         frames.append(track_rounds(track, chosen, picked, width=width, seed=seed or 0, sequence=i, cost=timed))
     return pl.concat(frames).with_columns(pl.lit(picked).alias("estimator"))
 
@@ -104,14 +105,11 @@ def chosen_estimator(table: DraftTable, estimator: str | None, seed: int | None)
     Raises:
         UserError: Another name, a seed that nothing draws from, or texts that are not the target's own.
     """
-    picked = estimator or ("forced" if own_trouble(table) else "own")
-    check_choice("estimator", picked, ESTIMATORS, hint="slot_rates(table) gives unconditional hits per slot")
+    picked = estimator_for(table, estimator, ESTIMATORS, hint="slot_rates(table) gives unconditional hits per slot")
     if seed is not None:
         check_int("seed", seed, low=0)
         if picked != "ratio":
             raise UserError(f"seed={seed} goes with estimator='ratio': a walk by {picked!r} draws nothing")
-    if picked == "own" and (trouble := own_trouble(table)):
-        raise UserError(trouble)
     return picked
 
 
@@ -150,22 +148,6 @@ def longest_text(table: DraftTable) -> int:
     import pyarrow.compute as pc
 
     return int(pc.max(table.dataset.data.table["length"]).as_py())
-
-
-def own_trouble(table: DraftTable) -> str:
-    """Why the texts of a table are not what the target would generate by itself, as recorded; "" when they are."""
-    if table.plain:
-        if set(table.dataset.unique("own")) == {"greedy"}:
-            return ""
-        return "estimator='own' needs texts that this target generated greedily (wb.own_tapes); use 'forced' for others"
-    found = first_difference(table, "draws_differ")
-    if found is None:
-        return ""
-    return (
-        f"estimator='own' needs texts that this target drew with the table's shaping and seed (wb.own_tapes with the "
-        f"same options), and {found[0]!r} is none: {found[1]}; replay with the shaping and seed of the text, or use "
-        "'forced'"
-    )
 
 
 def rounding(table: DraftTable) -> float:

@@ -46,11 +46,6 @@ class Ema(Threshold):
         if self.low == 0 and self.margin == 0:
             raise UserError("low=0 with margin=0 would never draft again once nothing is accepted: raise one of them")
 
-    @property
-    def k_max(self) -> int:
-        """The longest draft."""
-        return self.k
-
     def own(self, width: int) -> Sequence[float]:
         """Weight, margin, shortest draft."""
         return self.alpha, self.margin, self.low
@@ -80,11 +75,6 @@ class Suspend(Threshold):
         check_int("window", self.window, low=1, high=WINDOW_LIMIT)
         check_real("floor", self.floor, low=0.0, hint="it is a mean of accepted tokens per round")
         check_int("reprobe_tokens", self.reprobe_tokens, low=1)
-
-    @property
-    def k_max(self) -> int:
-        """The draft length."""
-        return self.k
 
     def own(self, width: int) -> Sequence[float]:
         """Window, smallest mean, serial tokens."""
@@ -126,11 +116,6 @@ class Goodput(Threshold):
         check_real("hysteresis", self.hysteresis, low=0.0)
         check_int("reprobe", self.reprobe, low=1)
         check_int("warmup", self.warmup, low=1)
-
-    @property
-    def k_max(self) -> int:
-        """The longest draft."""
-        return self.k
 
     def own(self, width: int) -> Mapping[int, float]:
         """Weight, hysteresis, rounds between probes, warm-up, and the cost curve."""

@@ -21,15 +21,19 @@ STATISTICS = ("drawn", "top")
 
 
 class Described:
-    """A policy that can be written down: as a mapping, and as a short text."""
+    """A policy that can be written down: as a mapping, and as a short text.
 
+    ``k`` is its longest draft, unless ``k_max`` says otherwise.
+    """
+
+    k: int
     family: ClassVar[str]
     word: ClassVar[str]
 
     @property
     def k_max(self) -> int:
-        """Largest draft length it may ask for."""
-        raise AssertionError(f"{type(self).__name__} must define k_max")
+        """Largest draft length it may ask for: k, where nothing else bounds it."""
+        return self.k
 
     def spec(self) -> dict[str, Any]:
         """The policy as a mapping that JSON can hold; ``policy_from`` reads it back."""
@@ -39,7 +43,7 @@ class Described:
     def label(self) -> str:
         """Short text for legends and tables: K, and every field that is not its default."""
         given = {item.name: item.default for item in fields(self)}  # type: ignore[arg-type]
-        parts = [f"K={getattr(self, 'k', self.k_max)}"]
+        parts = [f"K={self.k}"]
         for name, value in self._fields().items():
             if name != "k" and value != given[name]:
                 parts.append(f"{name}={_text(value)}")

@@ -33,11 +33,6 @@ class MinConfidence(ArrayPolicy):
         check_real("tau", self.tau, low=0.0, high=1.0, hint="0 switches the threshold off")
 
     @property
-    def k_max(self) -> int:
-        """The draft length."""
-        return self.k
-
-    @property
     def anticipating(self) -> bool:
         """A row after the first follows tokens drawn before it, so whether slot 0 stays hangs on its own draw; only a
         single slot judged by the largest probability of its row is free of that."""
@@ -68,11 +63,6 @@ class Cumulative(ArrayPolicy):
         super().__post_init__()
         check_int("k", self.k, low=0, high=K_LIMIT, hint="k=0 is plain decode")
         check_real("threshold", self.threshold, low=0.0, high=1.0, hint="0 switches the threshold off")
-
-    @property
-    def k_max(self) -> int:
-        """The draft length."""
-        return self.k
 
     @property
     def anticipating(self) -> bool:

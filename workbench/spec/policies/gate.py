@@ -60,11 +60,6 @@ class Gate(Threshold):
         for name in ("window", "confirm", "reprobe_tokens", "refresh_tokens", "context_floor"):
             check_int(name, getattr(self, name), low=1)
 
-    @property
-    def k_max(self) -> int:
-        """The draft length."""
-        return self.k
-
     def own(self, width: int) -> Sequence[float]:
         """All fields from ``window`` on, in order."""
         return (

@@ -35,11 +35,6 @@ class Oracle(Described):
         if self.seconds is not None:
             object.__setattr__(self, "seconds", check_curve(self.seconds, self.k))
 
-    @property
-    def k_max(self) -> int:
-        """The longest draft."""
-        return self.k
-
     def start(self, *, width: int) -> ScriptedRun:
         """An oracle knows recorded texts only.
 

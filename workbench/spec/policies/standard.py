@@ -30,11 +30,6 @@ class FixedK(Threshold):
         super().__post_init__()
         check_int("k", self.k, low=0, high=K_LIMIT, hint="k=0 is plain decode")
 
-    @property
-    def k_max(self) -> int:
-        """The draft length."""
-        return self.k
-
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveFloor(Threshold):
