@@ -180,7 +180,7 @@ def read_cost(args: argparse.Namespace, tables: dict[str, DraftTable]) -> CostMo
 
         known, name = published_costs(), args.cost.removeprefix(PUBLISHED)
         if name not in known:
-            valid = ", ".join(PUBLISHED + one for one in known)
+            valid = ", ".join(repr(PUBLISHED + one) for one in known)
             raise UserError(f"--cost {args.cost!r} is not valid: choose one of {valid}, a file, or measure")
         return known[name]
     if not Path(args.cost).is_file():
