@@ -64,6 +64,20 @@ def key_value(key):
 
 
 @triton.jit
+def kth_between(key, low, high, k):
+    """The largest number from low to high that at least k of int32 keys reach; low where none is."""
+    low = low.to(tl.int64)
+    high = high.to(tl.int64)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if tl.sum((key >= middle).to(tl.int32), 0) >= k:
+            low = middle
+        else:
+            high = middle - 1
+    return low.to(tl.int32)
+
+
+@triton.jit
 def philox4(k0, k1, c0, c1, c2, c3):
     """Four words of Philox4x32-10 for uint32 counters and a two-word key.
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from workbench_kernels.device.kernel import (
     bits,
     key_value,
+    kth_between,
     launch,
     order_key,
     power,
@@ -125,20 +126,6 @@ def group_kernel(x_ptr, max_ptr, mass_ptr, V, G, heat, MASS: tl.constexpr, GROUP
 
 
 @triton.jit
-def _kth(key, low, high, k):
-    """The largest key that at least k of the keys reach, from low on."""
-    low = low.to(tl.int64)
-    high = high.to(tl.int64)
-    while low < high:
-        middle = (low + high + 1) >> 1
-        if tl.sum((key >= middle).to(tl.int32), 0) >= k:
-            low = middle
-        else:
-            high = middle - 1
-    return low.to(tl.int32)
-
-
-@triton.jit
 def _list(list_ptr, key, g, least):
     """Write the groups whose largest key is at least ``least``; how many they are."""
     chosen = (key >= least).to(tl.int32)
@@ -199,7 +186,7 @@ def cut_kernel(
             n = 0
             if TOP_K:
                 # groups whose largest is among the k largest of groups hold all k largest ids, and their ties
-                least = _kth(key, cut, most, top_k)
+                least = kth_between(key, cut, most, top_k)
                 n = _list(list_ptr, key, g, least)
                 low = least.to(tl.int64)
                 high = most.to(tl.int64)
@@ -227,7 +214,7 @@ def cut_kernel(
                     settled = False
                     while not settled:
                         if wanted < G:
-                            floor = _kth(key, tl.minimum(most, LOWEST), most, wanted)
+                            floor = kth_between(key, tl.minimum(most, LOWEST), most, wanted)
                         else:
                             floor = tl.minimum(most, LOWEST)
                         n = _list(list_ptr, key, g, floor)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workbench_kernels.device.kernel import INTERPRETED, dot, key_value, launch, order_key, power
+from workbench_kernels.device.kernel import INTERPRETED, dot, key_value, kth_between, launch, order_key, power
 from workbench_kernels.sparse_topk.ref import Sparse
 
 GROUP = 64
@@ -50,15 +50,7 @@ def rank_key(x, live):
 @triton.jit
 def kth_key(key, k):
     """The largest number that at least k of int32 keys reach."""
-    low = tl.full((), -2147483647, tl.int64)
-    high = tl.max(key, 0).to(tl.int64)
-    while low < high:
-        middle = (low + high + 1) >> 1
-        if tl.sum((key >= middle).to(tl.int32), 0) >= k:
-            low = middle
-        else:
-            high = middle - 1
-    return low.to(tl.int32)
+    return kth_between(key, tl.full((), -2147483647, tl.int32), tl.max(key, 0), k)
 
 
 @triton.jit
