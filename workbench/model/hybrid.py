@@ -18,7 +18,7 @@ from workbench.cache.hybrid import HybridCache
 from workbench.cache.kv import AttentionPlane
 from workbench.cache.recurrent import RecurrentPlane
 from workbench.core.errors import CapabilityError, NonFiniteError, UserError, check_choice, check_int
-from workbench.model import describe
+from workbench.model import describe, kernel_forward, kernel_path
 from workbench.model.attention import GatedAttention
 from workbench.model.config import LINEAR, ModelConfig
 from workbench.model.delta import GatedDeltaNet
@@ -82,8 +82,7 @@ class Block(nn.Module):
     def feed(self, x_BTH: Tensor, mixed_BTH: Tensor, num: Numerics) -> Tensor:
         """Add the mixer's output, then the feed-forward block's."""
         x = x_BTH + mixed_BTH
-        scale = self._scales(self.input_norm, self.post_norm)[1]
-        return x + self.ffn(rms_norm(x, scale, self.eps), num)
+        return x + self.ffn(rms_norm(x, self.scales()[1], self.eps), num)
 
     def forward_train(self, x_BTH: Tensor, rotary: Rotary, cos_BTR: Tensor, sin_BTR: Tensor, num: Numerics) -> Tensor:
         """The whole layer over whole sequences, without a cache; differentiable."""
@@ -94,7 +93,11 @@ class Block(nn.Module):
 
     def normed(self, x_BTH: Tensor) -> Tensor:
         """Input of the mixer."""
-        return rms_norm(x_BTH, self._scales(self.input_norm, self.post_norm)[0], self.eps)
+        return rms_norm(x_BTH, self.scales()[0], self.eps)
+
+    def scales(self) -> tuple[Tensor, ...]:
+        """1 + weight of the norm before the mixer and of the one after it, float32."""
+        return self._scales(self.input_norm, self.post_norm)
 
 
 class HybridModel(nn.Module):
@@ -141,6 +144,16 @@ class HybridModel(nn.Module):
     def numerics(self) -> Numerics:
         """The numerical class in force."""
         return Numerics.of(self.exact, self.device, self.dtype)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The decoder layers, in order."""
+        return list(self.layers)  # type: ignore[arg-type]
+
+    @property
+    def through_kernels(self) -> bool:
+        """Whether forwards go through ``workbench_kernels``: on a GPU."""
+        return kernel_path.applies(self.device, self.dtype)
 
     @property
     def can_draft(self) -> bool:
@@ -331,12 +344,19 @@ class HybridModel(nn.Module):
         lengths = list(cache.lengths)
         n = [t] * b if counts is None else list(counts)
         self._check_request(logits, taps, t)
+        num = self.numerics
+        if self.through_kernels:
+            self.check_ids(tokens_BT)
+            cache.admit(tokens_BT, n)
+            batch = kernel_forward.Batch(lengths, n, t, self.device)
+            x, normed, tapped = kernel_forward.forward(self, tokens_BT, cache, batch, taps=taps)
+            cache.advance(n)
+            return self._rows(x, normed, logits, n, tapped)
         x = self._embedded(tokens_BT)
         cache.admit(tokens_BT, n)
-        num = self.numerics
         x = self._widened(x, num)
         cos, sin = self._positions(lengths, x.shape[1])
-        tapped: dict[int, Tensor] = {}
+        tapped = {}
         for i, (layer, plane) in enumerate(zip(self.layers, cache.planes, strict=True)):
             assert isinstance(layer, Block)
             h = layer.normed(x)
@@ -352,7 +372,13 @@ class HybridModel(nn.Module):
         normed = rms_norm(x, self.final_scale, self.config.rms_norm_eps)
         if logits == "all":
             return Rows(x[:, :t], normed[:, :t], self._logits(normed, t), tapped)
-        x, normed = x[:, :t], normed[:, :t]
+        return self._rows(x[:, :t], normed[:, :t], logits, n, tapped)
+
+    def _rows(
+        self, x: Tensor, normed: Tensor, logits: str | Sequence[int], n: list[int], tapped: dict[int, Tensor]
+    ) -> Rows:
+        if logits == "all":
+            return Rows(x, normed, self.unembed(normed), tapped)
         if logits == "none":
             return Rows(x, normed, None, tapped)
         if logits == "last":
@@ -386,7 +412,11 @@ class HybridModel(nn.Module):
     def _logits(self, normed_BTH: Tensor, first: int) -> Tensor:
         b, t, h = normed_BTH.shape
         weight = self.embed if self.head is None else self.head
-        logits = linear(normed_BTH.reshape(b * t, h), weight, self.numerics).view(b, t, -1)
+        rows = normed_BTH.reshape(b * t, h)
+        if self.through_kernels:
+            few = self.exact or b * t <= kernel_path.FEW
+            return kernel_path.logits_of(rows, weight, few).view(b, t, -1)[:, :first]
+        logits = linear(rows, weight, self.numerics).view(b, t, -1)
         return logits[:, :first].contiguous().float()
 
     def carrier(self, rows: Rows, kind: str = "normed") -> Tensor:
@@ -423,18 +453,24 @@ class HybridModel(nn.Module):
         b, t = tokens_BT.shape
         lengths = list(cache.lengths)
         n = [t] * b if counts is None else list(counts)
-        embedding = self._embedded(tokens_BT)
-        if embedding.shape != carrier_BTH.shape:
+        if (*tokens_BT.shape, self.config.hidden_size) != tuple(carrier_BTH.shape):
             raise UserError(
                 f"carriers of shape {tuple(carrier_BTH.shape)} were given for {b} × {t} tokens: one carrier of width "
                 f"{self.config.hidden_size} per token is needed"
             )
+        num, plane = self.numerics, cache.planes[0]
+        assert isinstance(plane, AttentionPlane)
+        if self.through_kernels:
+            self.check_ids(tokens_BT)
+            cache.admit(tokens_BT, n)
+            batch = kernel_forward.Batch(lengths, n, t, self.device)
+            out = kernel_forward.draft(self, tokens_BT, carrier_BTH, plane, batch, probe)
+            cache.advance(n)
+            return out
+        embedding = self._embedded(tokens_BT)
         cache.admit(tokens_BT, n)
-        num = self.numerics
         embedding, carrier = self._widened(embedding, num), self._widened(carrier_BTH, num)
         cos, sin = self._positions(lengths, embedding.shape[1])
-        plane = cache.planes[0]
-        assert isinstance(plane, AttentionPlane)
         out = mtp(embedding, carrier, plane, lengths, n, self.rotary, cos, sin, num, probe)
         cache.advance(n)
         return out[:, :t]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workbench_kernels.checks import KernelError, check_dense, check_dtype, check_shape
+from workbench_kernels.checks import KernelError, check_columns, check_dense, check_dtype, check_shape
 from workbench_kernels.dispatch import by_triton
 from workbench_kernels.gated_delta import ref
 from workbench_kernels.gated_delta.ref import Step, Tape, carry_eagerly, chunk, scan, scan_states
@@ -35,7 +35,7 @@ def gated_delta_step(
     *,
     key_heads: int,
     write: str = "in place",
-    tape: bool = False,
+    tape: bool | Tape = False,
     columns: bool = False,
     counts_B: Tensor | None = None,
     impl: str | None = None,
@@ -47,14 +47,14 @@ def gated_delta_step(
 
     Args:
         mixed_BTC: Output of the convolution: [queries | keys | values].
-        gates_BTM: [b | a] of every row, [B, T, 2 H].
+        gates_BTM: [b | a] of every row, [B, T, 2 H]; may be columns of a wider tensor.
         a_log_H: Log of the decay rate of a head.
         dt_bias_H: Added to a.
         state_BHKV: State before the first row.
         key_heads: N; value heads j r .. j r + r - 1 use key head j, r = H / N.
         write: Where the state after the valid rows goes: "in place" (default), "new" (a tensor of its own, so that the
             one before stays), or "none" (a verify, to be committed from its tape).
-        tape: Return what ``gated_delta_commit`` needs; default False.
+        tape: Return what ``gated_delta_commit`` needs, in new tensors, or in these; default False.
         columns: Return the state after every row; default False.
         counts_B: Valid rows per sequence, int32; outputs past them are undefined. Default None, all.
         impl: "ref" or "triton"; default by context and device.
@@ -68,9 +68,9 @@ def gated_delta_step(
     b, h, k, v = _state("gated_delta_step", state_BHKV)
     c = 2 * key_heads * k + h * v
     check_dense(
-        "gated_delta_step", mixed=mixed_BTC, gates=gates_BTM, a_log=a_log_H, dt_bias=dt_bias_H, state=state_BHKV,
-        counts=counts_B,
+        "gated_delta_step", mixed=mixed_BTC, a_log=a_log_H, dt_bias=dt_bias_H, state=state_BHKV, counts=counts_B,
     )  # fmt: skip
+    check_columns("gated_delta_step", "gates", gates_BTM)
     check_shape("gated_delta_step", "mixed", mixed_BTC, (b, None, c))
     check_shape("gated_delta_step", "gates", gates_BTM, (b, mixed_BTC.shape[1], 2 * h))
     check_shape("gated_delta_step", "a_log", a_log_H, (h,))
@@ -80,6 +80,11 @@ def gated_delta_step(
     if write not in WRITES:
         raise KernelError(f"gated_delta_step: write={write!r} is not valid: choose one of {', '.join(WRITES)}")
     _counts("gated_delta_step", counts_B, b)
+    if isinstance(tape, Tape):
+        t = mixed_BTC.shape[1]
+        check_dense("gated_delta_step", mixed=mixed_BTC, **tape._asdict())
+        for name, width in (("k_BTNK", (key_heads, k)), ("v_BTHV", (h, v)), ("beta_BTH", (h,)), ("decay_BTH", (h,))):
+            check_shape("gated_delta_step", f"tape.{name}", getattr(tape, name), (b, t, *width))
     args = (mixed_BTC, gates_BTM, a_log_H, dt_bias_H, state_BHKV, key_heads, write, tape, columns, counts_B)
     if not by_triton("gated_delta_step", impl, mixed_BTC):
         return ref.step(*args)

@@ -250,7 +250,7 @@ def step(
     state_BHKV: Tensor,
     key_heads: int,
     write: str,
-    tape: bool,
+    tape: bool | Tape,
     columns: bool,
     counts_B: Tensor | None,
 ) -> Step:
@@ -262,6 +262,8 @@ def step(
         r = h // key_heads
         out, states = scan(q.repeat_interleave(r, 2), k.repeat_interleave(r, 2), v, beta, decay, state_BHKV.to(v.dtype))
     made = Tape(k, v, beta, decay)
+    if isinstance(tape, Tape):
+        made = Tape(*(kept.copy_(x) for kept, x in zip(tape, made)))
     kept = torch.stack(states, 1) if states else state_BHKV.new_zeros(b, t, *state_BHKV.shape[1:])
     after = None
     if write != "none":
