@@ -304,5 +304,5 @@ def delta(
         out, after = gated_delta_chunk(q, k, v, beta, log, state_BHKV)
         record, states = Tape(k, v, beta, decay) if tape else None, None
     z = packed[:, mixer.c : mixer.c + mixer.v]
-    rows = gated_rmsnorm(out.reshape(-1, mixer.dv), z, mixer.norm, eps=mixer.eps)
+    rows = gated_rmsnorm(out.reshape(-1, mixer.dv).contiguous(), z, mixer.norm, eps=mixer.eps)
     return DeltaRows(linear(rows.view(b * t, -1), mixer.out_proj, few), fed, conv, after, record, states)
