@@ -36,7 +36,8 @@ class Books(NamedTuple):
         pending_B: int64: the token that the next verify feeds first.
         queue_BT: int64: tokens of the queued pairs, the pending one last.
         text_BR: int64 [B, R]: the text so far.
-        log_MBX: int64 [M, B, 8 + T - 1]: of every round the facts of ``LOGGED``, then its drafts.
+        log_MBX: int64 [M, B, 8 + 2 K]: of every round the facts of ``LOGGED``, its drafts, and the float32 bits of
+            their probabilities.
         fault_B2: int64: index into ``FAULTS``, and a position.
     """
 
@@ -93,7 +94,7 @@ def settle_round(
         ("probs", probs_BK, (b, t - 1)), ("ints", books.ints_XB, (8, b)), ("slots", books.slots_KB, (None, b)),
         ("places", books.places_BT, (b, t)), ("pending", books.pending_B, (b,)),
         ("queue", books.queue_BT, (b, t)), ("text", books.text_BR, (b, None)),
-        ("log", books.log_MBX, (None, b, len(LOGGED) + t - 1)), ("fault", books.fault_B2, (b, 2)),
+        ("log", books.log_MBX, (None, b, len(LOGGED) + 2 * (t - 1))), ("fault", books.fault_B2, (b, 2)),
     ):  # fmt: skip
         check_shape("settle_round", name, x, shape)
     check_dtype("settle_round", "ints", books.ints_XB, torch.int32)

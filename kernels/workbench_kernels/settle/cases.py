@@ -31,7 +31,7 @@ def _make(make: Maker, b: int, k: int, m: int = 3, faulty: bool = False) -> dict
         ints, torch.full((k, b), -1, dtype=torch.int32, device=device), torch.full((b, t), -1, device=device),
         torch.full((b,), -1, device=device), make.ints(b, high=9), make.ints(b, t, high=9),
         torch.full((b, 45), -1, device=device),
-        torch.full((m, b, len(LOGGED) + k), -1, device=device), torch.zeros(b, 2, dtype=torch.int64, device=device),
+        torch.full((m, b, len(LOGGED) + 2 * k), -1, device=device), torch.zeros(b, 2, dtype=torch.int64, device=device),
     )  # fmt: skip
     return {
         "books": books, "picks_BT": picks, "sound_BT": sound, "fed_BT": fed,

@@ -55,8 +55,10 @@ def settle_kernel(
     kept = n + (bonus >= 0).to(tl.int32)
     token = tl.where(j == n, bonus, draft)
 
-    row = log_ptr + ((at % M) * B + b) * (8 + T - 1)
+    row = log_ptr + ((at % M) * B + b) * (8 + 2 * (T - 1))
     tl.store(row + 8 + j, draft, mask=j < T - 1)
+    said = tl.load(prob_ptr + b * (T - 1) + j, mask=j < T - 1, other=0.0)
+    tl.store(row + 8 + T - 1 + j, said.to(tl.int32, bitcast=True).to(tl.int64), mask=j < T - 1)
     tl.store(row, length.to(tl.int64))
     tl.store(row + 1, allowed.to(tl.int64))
     tl.store(row + 2, k.to(tl.int64))

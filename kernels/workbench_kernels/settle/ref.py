@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def settle(
         if fault[0]:
             books.fault_B2[b, 0], books.fault_B2[b, 1] = fault
         row = [length, allowed, k, n, len(tokens), bonus, stopped, int(alive and not fault[0]), *fed[1:]]
+        row += probs_BK[b].float().view(torch.int32).tolist()
         for i, value in enumerate(row):
             books.log_MBX[at % len(books.log_MBX), b, i] = value
         for i, token in enumerate(tokens):

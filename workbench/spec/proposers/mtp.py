@@ -153,7 +153,7 @@ class MTPProposer(Proposer):
             if choice is None:
                 return _proposal(drafted, seen, laws, "constraint")
             if choice.p != choice.p:
-                raise NonFiniteError(ctx.position + len(drafted), "NaN")
+                raise NonFiniteError(ctx.position + len(drafted), "NaN", phase="draft")
             cause = ctx.drops(len(drafted), choice.p, choice.top)
             if cause is not None:
                 return _proposal(drafted, seen, laws, cause)
