@@ -9,7 +9,9 @@ from workbench.core.errors import UserError
 from workbench.core.metrics import acceptance
 from workbench.model.shapes import random_model
 from workbench.spec.generate import generate
+from workbench.spec.options import GenerateOptions
 from workbench.spec.proposers import SyntheticProposer, synthetic_drafts
+from workbench.spec.session import Session
 
 CHANCES = (0.87, 0.69, 0.53)
 PROMPT = [5, 6, 7, 8]
@@ -100,9 +102,12 @@ def test_every_step_of_the_head_runs_on_the_planned_token(model, tape, monkeypat
         return draft(self, tokens_BT, carrier_BTH, cache, **options)
 
     monkeypatch.setattr(type(model), "draft", watched)
-    proposer = SyntheticProposer(model, tape, CHANCES)
-    made = generate(model, PROMPT, k=3, max_new_tokens=60, ignore_eos=True, proposer=proposer)
-    calls, text = iter(fed), [*PROMPT, *made.tokens]
+    options = GenerateOptions(k=3, ignore_eos=True)
+    session = Session(model, options=options, proposer=SyntheticProposer(model, tape, CHANCES), capacity=200)
+    session.feed(PROMPT)
+    fed.clear()
+    made = session.generate(max_new_tokens=60)
+    calls, text = iter(fed), session.tokens
     for record in made.records:
         if record.drafted:
             assert next(calls)[-1] == text[record.start]
