@@ -226,7 +226,7 @@ class Setting:
         model: Any = self.model
         if self.trim is None or not hasattr(model, "trim_draft_vocab"):
             raise CapabilityError("this model's draft head cannot be trimmed: leave trim out")
-        model.trim_draft_vocab(range(self.trim))
+        model.trim_draft_vocab(list(range(self.trim)))
         try:
             yield
         finally:
@@ -271,12 +271,14 @@ class Primed:
         drafter: The MTP head's rows.
         carrier_11H: The last row's carrier.
         restore: Brings the target's state back.
+        held: Rows the drafter holds.
     """
 
     cache: HybridCache
     drafter: HybridCache
     carrier_11H: Tensor
     restore: Callable[[], None]
+    held: int
 
     @classmethod
     def of(cls, setting: Setting) -> Primed:
@@ -287,7 +289,7 @@ class Primed:
         rows = model.forward(ids_1L, cache, logits="none").normed_BTH
         model.draft(ids_1L[:, 1:], rows[:, :-1], drafter)
         saved = cache.save()
-        return cls(cache, drafter, rows[:, -1:].clone(), lambda: cache.restore(saved))
+        return cls(cache, drafter, rows[:, -1:].clone(), lambda: cache.restore(saved), drafter.lengths[0])
 
     def phase(self, setting: Setting, name: str) -> tuple[Callable[[], Any], Callable[[], None]]:
         """A phase's call, and what brings its state back before it."""
@@ -305,7 +307,6 @@ class Primed:
 
             return forward, self.restore
         id_11 = torch.tensor([setting.prompt[:1]], device=setting.device)
-        held = self.drafter.lengths[0]
         weight_DH: Tensor = model.embed if model.head is None else model.head
         if name == "draft trimmed":
             assert setting.trim is not None
@@ -315,4 +316,4 @@ class Primed:
             hidden = model.draft(id_11, self.carrier_11H, self.drafter)
             greedy(linear(hidden[0], weight_DH, model.numerics).float())
 
-        return draft, lambda: self.drafter.truncate(held)
+        return draft, lambda: self.drafter.truncate(self.held)
