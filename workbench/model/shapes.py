@@ -46,7 +46,7 @@ def published_config(name: str) -> ModelConfig:
     Source: transformers ``Qwen3_5TextConfig`` and the configurations published with the checkpoints.
     """
     if name == TINY:
-        return _config(48, 96, 4, 4, 2, 4, True, vocab=384, head=24, linear_head=16, key_heads=2, context=4096)
+        return _config(64, 128, 4, 4, 2, 4, True, vocab=384, head=32, linear_head=32, key_heads=2, context=4096)
     check_choice("shape", name, SHAPES)
     return _config(*_PUBLISHED[name])
 

@@ -86,8 +86,9 @@ def captured(call: Callable[[], Any], *, before: Callable[[], Any], warm: int = 
         with torch.cuda.graph(graph):
             call()
     except RuntimeError as error:
+        cause = error.__context__ or error  # what the call raised, rather than how the recording ended
         raise CapabilityError(
-            f"it cannot be recorded as a CUDA graph ({str(error).splitlines()[0]}): only its eager time is measured"
+            f"it cannot be recorded as a CUDA graph ({str(cause).splitlines()[0]}): only its eager time is measured"
         ) from None
     return graph.replay
 
