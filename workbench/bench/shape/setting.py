@@ -80,7 +80,7 @@ class Setting:
             raise UserError(
                 "synthetic_acceptance is empty: give the chance of every draft slot, such as 0.87,0.69,0.53"
             )
-        room = config.max_position_embeddings - self.burst * (self.repeats + 1) - 2
+        room = config.max_position_embeddings - self.burst * (self.timed_bursts + 1) - 2
         check_int(
             "context",
             self.context,
@@ -103,12 +103,17 @@ class Setting:
 
     @property
     def burst(self) -> int:
-        """Tokens per reading of a decode."""
-        return 8 if self.quick else 64
+        """Tokens per reading of a decode; the last round of each is cut by its end."""
+        return 8 if self.quick else 128
+
+    @property
+    def timed_bursts(self) -> int:
+        """Readings of each decode."""
+        return 3 if self.quick else 5
 
     @property
     def repeats(self) -> int:
-        """Readings of each figure."""
+        """Readings of each other figure."""
         return 3 if self.quick else 7
 
     @property
@@ -180,10 +185,11 @@ class Setting:
             UserError: This version does not have the arm, or the proposer's tape is not the text.
         """
         given = {"k": 0 if proposer is None else self.k, "ignore_eos": True, **ARMS[arm]}
-        capacity = self.context + 1 + self.burst * (self.repeats + 1)
+        capacity = self.context + 1 + self.burst * (self.timed_bursts + 1)
         session = Session(self.model, options=named_options(None, given), proposer=proposer, capacity=capacity)
         session.feed(self.prompt)
-        seconds = self.time(lambda: session.generate(max_new_tokens=self.burst))
+        burst = partial(session.generate, max_new_tokens=self.burst)
+        seconds = seconds_of(burst, device=self.device, repeats=self.timed_bursts)
         return Run(seconds, session.tokens, list(session.state.records))
 
     def plain(self, arm: str) -> Run:
