@@ -15,6 +15,7 @@ from workbench.bench.shape.timing import figure, seconds_of
 from workbench.core.errors import CapabilityError, UserError
 from workbench.model.hybrid import HybridModel
 from workbench.model.shapes import random_model
+from workbench_kernels.dispatch import use
 
 CHANCES = (0.8, 0.6)
 
@@ -80,6 +81,29 @@ def test_phases_leave_the_prompt_as_it_was():
     with torch.inference_mode():
         one.model.forward(torch.tensor([[1]]), cache)
     assert cache.first_difference(kept) is not None
+
+
+def test_what_a_graph_holds_is_the_engines_forward():
+    one, plain = setting(trim=50), setting()
+    with pytest.raises(CapabilityError, match="forwards through the kernels"):
+        one.phase("decode", graph=True)
+    with use("ref"), torch.inference_mode():
+        for name in ("decode", "verify", "verify cut", "draft", "draft trimmed"):
+            after = []
+            for graph in (False, True):
+                call, before = one.primed.phase(one, name, graph=graph)
+                before()
+                picked = call()
+                kept = [one.primed.cache.fork(), one.primed.drafter.fork()]
+                before()
+                assert torch.equal(call(), picked), "a second run starts from the same state"
+                after.append((picked, kept))
+            assert torch.equal(after[0][0], after[1][0]), name
+            assert all(a.first_difference(b) is None for a, b in zip(after[0][1], after[1][1], strict=True)), name
+            assert not all(
+                a.first_difference(b) is None
+                for a, b in zip(after[0][1], (plain.primed.cache, plain.primed.drafter), strict=True)
+            ), "the phase changes a state"
 
 
 def test_a_trimmed_head_costs_less_and_is_put_back(monkeypatch):

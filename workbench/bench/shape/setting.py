@@ -255,11 +255,11 @@ class Setting:
             Seconds.
 
         Raises:
-            CapabilityError: It cannot be recorded as a graph.
+            CapabilityError: It cannot be recorded as a graph here.
         """
         if (name, graph) not in self._phases:
             with torch.inference_mode():
-                call, before = self.primed.phase(self, name)
+                call, before = self.primed.phase(self, name, graph=graph)
                 if graph:
                     self._phases[name, graph] = self.time(captured(call, before=before), inner=1 if self.quick else 10)
                 else:
