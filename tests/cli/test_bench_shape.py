@@ -41,5 +41,6 @@ def test_bench_of_a_shape_refuses_what_does_not_go_together(refused):
     assert "--trim goes with --shape" in refused("bench", "decode", "--trim", "100")
     assert "'sort' is not valid: choose one of 'copy'" in refused("bench", "--shape", "4B", "--only", "plain,sort")
     assert "'1,2' is not valid with --shape" in refused("bench", "--shape", "4B", "--threads", "1,2")
+    assert "without --shape the benchmarks measure" in refused("bench", "--device", "cuda")
     if not torch.cuda.is_available():
         assert "torch sees no GPU here" in refused("bench", "--shape", "4B", "--device", "cuda")
