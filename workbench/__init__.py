@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "load": "workbench.facade:load",
+    "random_model": "workbench.model.shapes:random_model",
     "generate": "workbench.spec.generate:generate",
     "stream": "workbench.spec.generate:stream",
     "grammars": "workbench.spec.grammars",
@@ -107,6 +108,7 @@ __all__ = [
     "PrefixStore",
     "published_costs",
     "quiet",
+    "random_model",
     "recommend",
     "replay",
     "score",
@@ -133,6 +135,7 @@ if TYPE_CHECKING:
     from workbench.corpus import corpus
     from workbench.datasets import extract, load_anchors
     from workbench.facade import load
+    from workbench.model.shapes import random_model
     from workbench.replay import (
         CostModel,
         best_tree,

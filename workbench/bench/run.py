@@ -71,12 +71,25 @@ def _measure(name: str, threads: int, quick: bool, progress: bool) -> list[dict[
         raise UserError(
             f"benchmark {name!r} with {threads} threads stopped ({last[0]}); run it again with fewer threads"
         )
+    facts = origin(quick=quick, machine=machine(device="cpu", device_name="", threads=threads))
+    return [{**json.loads(line), "threads": threads, **facts} for line in done.stdout.splitlines() if line[:1] == "{"]
+
+
+def origin(*, quick: bool, machine: dict[str, Any]) -> dict[str, Any]:
+    """What every row tells of the run it is from.
+
+    Args:
+        quick: Small sizes.
+        machine: From ``workbench.core.manifest.machine``.
+
+    Returns:
+        Date, commit (with "+" where tracked files differ from it), machine, versions and quick.
+    """
     state = git_state() or {}
-    facts = {
+    return {
         "date": date.today().isoformat(),
         "commit": str(state.get("commit", ""))[:12] + ("+" if state.get("dirty") else ""),
-        "machine": machine(device="cpu", device_name="", threads=threads),
+        "machine": machine,
         "versions": library_versions(),
         "quick": quick,
     }
-    return [{**json.loads(line), "threads": threads, **facts} for line in done.stdout.splitlines() if line[:1] == "{"]

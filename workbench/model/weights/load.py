@@ -50,8 +50,8 @@ def load_model(
     path = Path(source)
     if not path.is_dir():
         path = _from_hub(str(source))
-    where = _device(device)
-    kind = _dtype(dtype, where)
+    where = device_of(device)
+    kind = dtype_of(dtype, where)
     config = ModelConfig.from_dict(_read_json(path / "config.json"))
     index = _index(path)
     has_mtp = any(name.startswith("mtp.") for name in index)
@@ -65,7 +65,8 @@ def load_model(
     return model.requires_grad_(False).eval()
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def device_of(device: str | torch.device | None) -> torch.device:
+    """The device a request names; None is the CPU, and one that torch does not see is refused."""
     try:
         where = torch.device("cpu" if device is None else device)
     except RuntimeError:
@@ -77,7 +78,8 @@ def _device(device: str | torch.device | None) -> torch.device:
     return where
 
 
-def _dtype(dtype: str | torch.dtype | None, where: torch.device) -> torch.dtype:
+def dtype_of(dtype: str | torch.dtype | None, where: torch.device) -> torch.dtype:
+    """The type a request names; None is float32 on a CPU and bfloat16 on a GPU."""
     if dtype is None:
         return torch.float32 if where.type == "cpu" else torch.bfloat16
     found = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
