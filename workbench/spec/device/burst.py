@@ -16,7 +16,7 @@ from workbench.model import kernel_path
 from workbench.spec.device.law import DeviceLaw
 from workbench.spec.device.rounds import DeviceRounds, Stand
 from workbench.spec.policies import FixedK, RoundView
-from workbench.spec.proposers import MTPProposer
+from workbench.spec.proposers import MTPProposer, SyntheticProposer
 from workbench.spec.round import Boundary
 from workbench.spec.sink import Sink
 from workbench_kernels.settle import FAULTS
@@ -43,7 +43,7 @@ def check(session: Session, *, forced: bool) -> None:
         needs = "a text to force"
     elif state.constraint is not None:
         needs = "a grammar"
-    elif state.proposer is not None and type(state.proposer) is not MTPProposer:
+    elif state.proposer is not None and type(state.proposer) not in (MTPProposer, SyntheticProposer):
         needs = f"the proposer {state.proposer.name!r}"
     elif session.acting is not None and type(session.acting) is not FixedK:
         needs = f"the policy {type(session.acting).__name__}"
@@ -79,9 +79,18 @@ def program(session: Session) -> DeviceRounds:
             stop_ids=sorted(state.stop_ids),
             stream=opts.stream_rounds,
             graphs=opts.graphs,
+            override_LK=_override(proposer, cache.capacity + 1),
         )
         session.program = (shape, made)
     return session.program[1]
+
+
+def _override(proposer: MTPProposer | None, rows: int) -> torch.Tensor | None:
+    """A scripted drafter's picks by position, on the device, for every position that a round may begin at."""
+    if not isinstance(proposer, SyntheticProposer):
+        return None
+    table = proposer.override_LK
+    return torch.nn.functional.pad(table, (0, 0, 0, max(0, rows - len(table)))).to(proposer.model.device)
 
 
 @torch.inference_mode()
