@@ -22,6 +22,7 @@ from workbench.model import describe
 from workbench.model.attention import GatedAttention
 from workbench.model.config import LINEAR, ModelConfig
 from workbench.model.delta import GatedDeltaNet
+from workbench.model.draft_head import TrimmedDrafts
 from workbench.model.ffn import SwiGLU
 from workbench.model.memory import WIDEST, CacheShape
 from workbench.model.mtp import MTPHead
@@ -97,7 +98,7 @@ class Block(nn.Module):
         return rms_norm(x_BTH, self._scales(self.input_norm, self.post_norm)[0], self.eps)
 
 
-class HybridModel(nn.Module):
+class HybridModel(TrimmedDrafts):
     """A Qwen3.5-class decoder with an optional MTP head.
 
     Args:
@@ -414,7 +415,7 @@ class HybridModel(nn.Module):
             probe: Called with "glue", "attention" and "ffn" when that part has been issued.
 
         Returns:
-            Next carriers [B, T, H]; ``unembed`` turns them into draft logits.
+            Next carriers [B, T, H]; ``unembed_draft`` turns them into draft logits.
 
         Raises:
             CapabilityError: The checkpoint has no MTP head.
@@ -440,7 +441,7 @@ class HybridModel(nn.Module):
         return out[:, :t]
 
     def save(self, path: str | Path) -> Path:
-        """Write a Hugging Face directory that transformers loads: config, safetensors, tokenizer.
+        """Write a Hugging Face directory that transformers loads: config, safetensors, tokenizer, draft vocabulary.
 
         Args:
             path: Directory, made if needed.
