@@ -164,7 +164,7 @@ def joint_loss(
 
 @torch.no_grad()
 def agreement(model: HybridModel, tokens_BS: Tensor, *, steps: int) -> tuple[Tensor, Tensor]:
-    """Held-out loss and share of chain steps whose pick is the target's, with true tokens in.
+    """Held-out loss and share of chain steps whose pick is the target's, with true tokens in, by the head that drafts.
 
     Args:
         model: The target with its head.

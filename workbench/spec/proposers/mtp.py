@@ -155,7 +155,7 @@ class MTPProposer(Proposer):
 
     @property
     def terms(self) -> str:
-        """What else than the text its rows over a prompt depend on, in words."""
+        """What else than the text its rows over a prompt depend on, in words; a trimmed head is no part of it."""
         return f"mtp, carrier {self.carrier}, shift {self.shift}, {'primed' if self.primed else 'not primed'}"
 
     def shapes(self, length: int, held: int) -> dict[str, tuple[int, ...]]:
