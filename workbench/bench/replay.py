@@ -102,7 +102,7 @@ def _separately(model: HybridModel, tape: Tape) -> float:
         cache.lengths = [p - 1]
         hidden = model.draft(tokens[:, p : p + 1], rows.normed_BTH[:, p - 1 : p], cache)
         for slot in range(K_MAX):
-            pick, _ = top1(model.unembed(hidden)[0, 0])
+            pick, _ = top1(model.unembed_draft(hidden)[0, 0])
             if slot + 1 < K_MAX:
                 hidden = model.draft(torch.tensor([[pick]]), hidden, cache)
     return (perf_counter() - began) / len(starts) * (len(tape) - 2)

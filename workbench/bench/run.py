@@ -14,7 +14,7 @@ from typing import Any
 from workbench.core.errors import UserError, check_choice, check_int
 from workbench.core.manifest import git_state, library_versions, machine
 
-NAMES = ("decode", "replay", "extract", "memory", "shaping", "prefix", "formats", "phases", "predict", "walk")
+NAMES = ("decode", "replay", "extract", "memory", "shaping", "prefix", "formats", "phases", "predict", "walk", "trim")
 
 
 def run(

@@ -22,6 +22,7 @@ from workbench.model import describe, kernel_forward, kernel_path
 from workbench.model.attention import GatedAttention
 from workbench.model.config import LINEAR, ModelConfig
 from workbench.model.delta import GatedDeltaNet
+from workbench.model.draft_head import TrimmedDrafts
 from workbench.model.ffn import SwiGLU
 from workbench.model.memory import WIDEST, CacheShape
 from workbench.model.mtp import MTPHead
@@ -100,7 +101,7 @@ class Block(nn.Module):
         return self._scales(self.input_norm, self.post_norm)
 
 
-class HybridModel(nn.Module):
+class HybridModel(TrimmedDrafts):
     """A Qwen3.5-class decoder with an optional MTP head.
 
     Args:
@@ -444,7 +445,7 @@ class HybridModel(nn.Module):
             probe: Called with "glue", "attention" and "ffn" when that part has been issued.
 
         Returns:
-            Next carriers [B, T, H]; ``unembed`` turns them into draft logits.
+            Next carriers [B, T, H]; ``unembed_draft`` turns them into draft logits.
 
         Raises:
             CapabilityError: The checkpoint has no MTP head.
@@ -476,7 +477,7 @@ class HybridModel(nn.Module):
         return out[:, :t]
 
     def save(self, path: str | Path) -> Path:
-        """Write a Hugging Face directory that transformers loads: config, safetensors, tokenizer.
+        """Write a Hugging Face directory that transformers loads: config, safetensors, tokenizer, draft vocabulary.
 
         Args:
             path: Directory, made if needed.

@@ -55,12 +55,13 @@ class Chunk:
     trunk: Tensor
 
 
-def head_slices(model: HybridModel, normed_TH: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Logits of rows, in slices that bound memory whatever the vocabulary."""
+def head_slices(model: HybridModel, normed_TH: Tensor, *, draft: bool = False) -> Iterator[tuple[slice, Tensor]]:
+    """Logits of rows, the target's or the drafter's, in slices that bound memory whatever the vocabulary."""
+    unembed = model.unembed_draft if draft else model.unembed
     step = max(16, HEAD_VALUES // model.config.vocab_size)
     for lo in range(0, normed_TH.shape[0], step):
         part = slice(lo, min(lo + step, normed_TH.shape[0]))
-        yield part, model.unembed(normed_TH[part].unsqueeze(0))[0]
+        yield part, unembed(normed_TH[part].unsqueeze(0))[0]
 
 
 @torch.inference_mode()
@@ -236,8 +237,8 @@ def _chains(job: _Job) -> dict[str, np.ndarray]:
     drafted_PK = np.empty((len(starts), options.k_max), np.int32)
     for slot in range(options.k_max):
         parts = []
-        for part, logits in head_slices(model, carrier):
-            _check_drafts(logits, starts[part], slot)
+        for part, logits in head_slices(model, carrier, draft=True):
+            _check_drafts(model, logits, starts[part], slot)
             if job.draws is None:
                 picked = picks(logits)
                 top, logsumexp = picked.top1, picked.logsumexp
@@ -270,8 +271,8 @@ def _forced(job: _Job, tokens: np.ndarray) -> dict[str, np.ndarray]:
         fed = tokens[np.minimum(positions, last)].astype(np.int64)  # past the end anything will do
         tokens_P = torch.from_numpy(fed).to(carrier.device)
         parts = []
-        for part, logits in head_slices(model, carrier):
-            _check_drafts(logits, starts[part], slot)
+        for part, logits in head_slices(model, carrier, draft=True):
+            _check_drafts(model, logits, starts[part], slot)
             picked, at = picks(logits), positions[part]
             found = {"forced_q": _law_probs(draws, logits, at, tokens_P[part]), "forced_top": picked.top1}
             found["forced_ids"] = picked.ids if draws is None else draws.picks(logits, at, None)[0]
@@ -288,7 +289,9 @@ def _side_by_side(slots: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate(parts, 1) for name, parts in names.items()}
 
 
-def _check_drafts(logits_PV: Tensor, starts: list[int], slot: int) -> None:
-    """Refuse rows of a drafter that hold NaN or infinity."""
+def _check_drafts(model: HybridModel, logits_PV: Tensor, starts: list[int], slot: int) -> None:
+    """Refuse rows of a drafter that hold NaN or infinity among the ids that its head has."""
+    if model.draft_head is not None:
+        logits_PV = logits_PV[:, model.draft_head.ids_D]
     for i in (~logits_PV.sum(-1).isfinite()).nonzero()[:, 0].tolist():
         check_finite(logits_PV[i : i + 1], starts[i] + slot)
