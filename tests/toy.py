@@ -16,7 +16,7 @@ from torch import Tensor
 
 from workbench.model.draft_head import TrimmedDrafts
 from workbench.model.hybrid import Rows
-from workbench.model.ops import Numerics
+from workbench.model.ops import Numerics, linear
 
 T = TypeVar("T")
 Text = tuple[int, ...]
@@ -83,6 +83,10 @@ class Toy(TrimmedDrafts):
         cache.tokens = (*cache.tokens, *tokens_BT[0].tolist())
         rows = [self.hidden((*text, token), True) for text, token in zip(before, tokens_BT[0].tolist(), strict=True)]
         return torch.stack(rows)[None]
+
+    def _logits(self, hidden_BTH: Tensor, first: int, weight: Tensor | None = None) -> Tensor:
+        assert weight is not None
+        return linear(hidden_BTH[0], weight, self.numerics)[None, :first].float()
 
     def unembed(self, hidden_BTH: Tensor) -> Tensor:
         return hidden_BTH[..., : self.vocab]

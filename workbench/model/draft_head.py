@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from workbench.core.errors import CapabilityError
 from workbench.model.config import ModelConfig
 from workbench.model.draft_vocab import DraftVocab, choose_vocab, special_ids
-from workbench.model.ops import Derived, Numerics, linear
+from workbench.model.ops import Derived
 
 if TYPE_CHECKING:
     from workbench.model.tokenizer import Tokenizer
@@ -104,12 +104,11 @@ class TrimmedDrafts(nn.Module):
     if TYPE_CHECKING:
 
         @property
-        def numerics(self) -> Numerics: ...
-
-        @property
         def can_draft(self) -> bool: ...
 
         def unembed(self, normed_BTH: Tensor) -> Tensor: ...
+
+        def _logits(self, normed_BTH: Tensor, first: int, weight: Tensor | None = None) -> Tensor: ...
 
     @property
     def draft_head(self) -> DraftHead | None:
@@ -192,10 +191,9 @@ class TrimmedDrafts(nn.Module):
         head = self.draft_head
         if head is None:
             return self.unembed(normed_BTH)
-        b, t, h = normed_BTH.shape
-        rows_RD = linear(normed_BTH.reshape(b * t, h), head.weight_DH, self.numerics).float()
-        out_RV = rows_RD.new_full((b * t, head.vocab_size), float("-inf"))
-        return out_RV.index_copy_(1, head.ids_D, rows_RD).view(b, t, -1)
+        rows_BTD = self._logits(normed_BTH, normed_BTH.shape[1], head.weight_DH)
+        out_BTV = rows_BTD.new_full((*rows_BTD.shape[:2], head.vocab_size), float("-inf"))
+        return out_BTV.index_copy_(2, head.ids_D, rows_BTD)
 
 
 def _gathered(chosen: DraftVocab, weight_VH: Tensor) -> DraftHead:

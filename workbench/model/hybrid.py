@@ -410,9 +410,9 @@ class HybridModel(TrimmedDrafts):
         """Logits [B, T, V] in float32 of rows that carry the final norm already."""
         return self._logits(normed_BTH, normed_BTH.shape[1])
 
-    def _logits(self, normed_BTH: Tensor, first: int) -> Tensor:
+    def _logits(self, normed_BTH: Tensor, first: int, weight: Tensor | None = None) -> Tensor:
         b, t, h = normed_BTH.shape
-        weight = self.embed if self.head is None else self.head
+        weight = (self.embed if self.head is None else self.head) if weight is None else weight
         rows = normed_BTH.reshape(b * t, h)
         if self.through_kernels:
             few = self.exact or b * t <= kernel_path.FEW

@@ -223,9 +223,12 @@ class DeviceRounds:
                 hidden = kernel_path.draft_step(model, self._embedded(token), hidden, mix, few=True)
 
     def _draft_logits(self, hidden_BH: Tensor) -> Tensor:
-        """The drafter's rows over the target's ids."""
-        model = self.model
-        return kernel_path.logits_of(hidden_BH, model.embed if model.head is None else model.head, True)
+        """The drafter's rows over the target's ids; -inf where a trimmed head has none."""
+        model, head = self.model, self.model.draft_head
+        if head is None:
+            return kernel_path.logits_of(hidden_BH, model.embed if model.head is None else model.head, True)
+        rows_BD = kernel_path.logits_of(hidden_BH, head.weight_DH, True)
+        return rows_BD.new_full((len(rows_BD), head.vocab_size), float("-inf")).index_copy_(1, head.ids_D, rows_BD)
 
     def verify(self) -> None:
         """The pending token and its drafts through the target, and the target's own token after each."""
@@ -268,11 +271,12 @@ class DeviceRounds:
 
     def key(self, part: str) -> tuple[object, ...]:
         """Everything that shapes the launches of a part."""
-        model = self.model
+        model, head = self.model, self.model.draft_head
         return (
-            part, self.k, self.drafting, self.longest, self.p_min, self.pmin0, self.reads_top, self.carrier,
-            model.exact, model.dtype, self.override_LK is not None, self.law.signature(),
-            None if self.stops_S is None else tuple(self.stops_S.tolist()), self.planes.addresses,
+            part, None if head is None else head.weight_DH.data_ptr(), self.k, self.drafting, self.longest, self.p_min,
+            self.pmin0, self.reads_top, self.carrier, model.exact, model.dtype, self.override_LK is not None,
+            self.law.signature(), None if self.stops_S is None else tuple(self.stops_S.tolist()),
+            self.planes.addresses,
         )  # fmt: skip
 
     def reach(self, length: int, rounds: int) -> None:
