@@ -33,7 +33,7 @@ TILES = {  # by the type of q, k and v: columns of keys and of values at a time,
     torch.bfloat16: {
         "solve": dict(BD=64, BV=64, num_warps=4, num_stages=1, maxnreg=168),  # three programs fit on a processor
         "carry": dict(BV=32, num_warps=4, num_stages=3),
-        "output": dict(BD=64, BV=128, num_warps=4, num_stages=1, maxnreg=168),
+        "output": dict(BD=128, BV=64, num_warps=4, num_stages=1),
     },
     torch.float32: {
         "solve": dict(BD=32, BV=32, num_warps=4, num_stages=1),
