@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench_kernels.gated_delta.ref import Tape, inputs
-from workbench_kernels.registry import Case, Maker, Op, outputs
+from workbench_kernels.registry import Case, Maker, Op, nbytes, outputs
 
 
 def _raw(make: Maker, b: int, t: int, n: int, h: int, k: int, v: int, ragged: bool = False) -> dict[str, Any]:
@@ -120,7 +120,7 @@ OPS = (
         dtypes=FLOAT32,
     ),
     Op(
-        name="gated_delta_chunk", module="gated_delta", make=_chunk,
+        name="gated_delta_chunk", module="gated_delta", make=_chunk, moved=nbytes,
         odd=CHUNKS, loose={torch.float32: 5e-5, torch.bfloat16: 2e-2},  # bfloat16: 4e-3 but for "hard", 1.3e-2
         real=(
             Case(dict(b=1, t=2048, **H)), Case(dict(b=1, t=8192, **H)),
@@ -128,7 +128,7 @@ OPS = (
         ),
     ),
     Op(
-        name="delta_inputs", module="gated_delta", make=_inputs,
+        name="delta_inputs", module="gated_delta", make=_inputs, moved=nbytes,
         odd=(*LONG, Case(small(1, 19, 1, 2, 20, 33, narrow=True))),
         real=(Case(dict(b=1, t=2048, **H)), Case(dict(b=1, t=2048, narrow=True, **H))),
         loose={torch.float32: 2e-5, torch.bfloat16: 4e-3},

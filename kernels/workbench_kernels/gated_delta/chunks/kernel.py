@@ -1,7 +1,8 @@
 """Triton chunks of the gated delta rule by its WY form, in three passes, and the norms and gates before them.
 
 Legend: T rows of which a sequence may have fewer (its count), H value heads, R of them per key head, K and V widths,
-CH rows per chunk, BK and PV the widths padded to powers of two, BD key columns and BV value columns at a time.
+CH rows per chunk, BK and PV the widths padded to powers of two, BD key columns and BV value columns at a time,
+HALVES whether a program carries its state in two halves of the key rows.
 
 1. Every chunk of every head: G = cumsum(g); A_ij = beta_i e^(G_i - G_j) k_i . k_j below the diagonal;
    U = (I + A)^-1 (beta v) and W = (I + A)^-1 (beta e^G k).
@@ -32,12 +33,12 @@ ROWS = 16  # rows of one head that a program of ``inputs_kernel`` norms
 TILES = {  # by the type of q, k and v: columns of keys and of values at a time, and how each pass is launched
     torch.bfloat16: {
         "solve": dict(BD=64, BV=64, num_warps=4, num_stages=1, maxnreg=168),  # three programs fit on a processor
-        "carry": dict(BV=32, num_warps=4, num_stages=3),
+        "carry": dict(BV=32, HALVES=False, num_warps=4, num_stages=3),
         "output": dict(BD=128, BV=64, num_warps=4, num_stages=1),
     },
     torch.float32: {
         "solve": dict(BD=32, BV=32, num_warps=4, num_stages=1),
-        "carry": dict(BV=32, num_warps=4, num_stages=2),
+        "carry": dict(BV=32, HALVES=True, num_warps=4, num_stages=2),
         "output": dict(BD=32, BV=64, num_warps=4, num_stages=1),
     },
 }
@@ -149,11 +150,11 @@ def solve_kernel(
 def carry_kernel(
     k_ptr, u_ptr, w_ptr, sum_ptr, count_ptr, state_ptr, states_ptr, fresh_ptr, after_ptr, T, H, R: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, PV: tl.constexpr, BV: tl.constexpr, CH: tl.constexpr,
-    COUNTED: tl.constexpr, PRECISION: tl.constexpr,
+    HALVES: tl.constexpr, COUNTED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     TYPE: tl.constexpr = k_ptr.dtype.element_ty
     PARTS: tl.constexpr = (V + BV - 1) // BV
-    HALF: tl.constexpr = BK // 2
+    HALF: tl.constexpr = BK // 2 if HALVES else BK
     head = (tl.program_id(0) // PARTS).to(tl.int64)
     b = head // H
     h = head % H
@@ -162,36 +163,40 @@ def carry_kernel(
     i = tl.arange(0, HALF)
     j = tl.program_id(0) % PARTS * BV + tl.arange(0, BV)
     low_s = (i < K)[:, None] & (j < V)[None, :]
-    high_s = (HALF + i < K)[:, None] & (j < V)[None, :]
     at_s = i[:, None] * V + j[None, :]
     at_k = c[:, None] * (H // R * K) + i[None, :]
     at_w = c[:, None] * BK + i[None, :]
     at_u = c[:, None] * PV + j[None, :]
-    # two halves of the state's rows, since three-pass products of whole ones do not fit into registers
     low = tl.load(state_ptr + head * K * V + at_s, mask=low_s, other=0.0).to(tl.float32)
-    high = tl.load(state_ptr + (head * K + HALF) * V + at_s, mask=high_s, other=0.0).to(tl.float32)
+    if HALVES:  # of the state's rows: three-pass products of all of them do not fit into registers
+        high_s = (HALF + i < K)[:, None] & (j < V)[None, :]
+        high = tl.load(state_ptr + (head * K + HALF) * V + at_s, mask=high_s, other=0.0).to(tl.float32)
     for chunk in range(0, tl.cdiv(rows, CH)):
         piece = head * tl.cdiv(T, CH) + chunk
         at = states_ptr + piece * BK * PV + i[:, None] * PV + j[None, :]
         tl.store(at, narrow(low, TYPE))
-        tl.store(at + HALF * PV, narrow(high, TYPE))
-        w_low = tl.load(w_ptr + piece * CH * BK + at_w)
-        w_high = tl.load(w_ptr + piece * CH * BK + HALF + at_w)
+        w = tl.load(w_ptr + piece * CH * BK + at_w)
         u = tl.load(u_ptr + piece * CH * PV + at_u).to(tl.float32)
         cum = tl.load(sum_ptr + piece * CH + c)
         end = tl.load(sum_ptr + piece * CH + CH - 1)
         live = (chunk * CH + c < rows)[:, None]
         from_k = k_ptr + ((b * T + chunk * CH) * (H // R) + h // R) * K
-        k_low = tl.load(from_k + at_k, mask=live & (i < K)[None, :], other=0.0)
-        k_high = tl.load(from_k + HALF + at_k, mask=live & (HALF + i < K)[None, :], other=0.0)
-        read = dot(w_low, as_operand(low, TYPE), tl.zeros((CH, BV), tl.float32), PRECISION)
-        fresh = u - dot(w_high, as_operand(high, TYPE), read, PRECISION)
+        k = tl.load(from_k + at_k, mask=live & (i < K)[None, :], other=0.0)
+        read = dot(w, as_operand(low, TYPE), tl.zeros((CH, BV), tl.float32), PRECISION)
+        if HALVES:
+            tl.store(at + HALF * PV, narrow(high, TYPE))
+            w_high = tl.load(w_ptr + piece * CH * BK + HALF + at_w)
+            k_high = tl.load(from_k + HALF + at_k, mask=live & (HALF + i < K)[None, :], other=0.0)
+            read = dot(w_high, as_operand(high, TYPE), read, PRECISION)
+        fresh = u - read
         tl.store(fresh_ptr + piece * CH * PV + at_u, narrow(fresh, TYPE))
         tail = as_operand(fresh * tl.exp(end - cum)[:, None], TYPE)
-        low = dot(tl.trans(k_low), tail, low * tl.exp(end), PRECISION)
-        high = dot(tl.trans(k_high), tail, high * tl.exp(end), PRECISION)
+        low = dot(tl.trans(k), tail, low * tl.exp(end), PRECISION)
+        if HALVES:
+            high = dot(tl.trans(k_high), tail, high * tl.exp(end), PRECISION)
     tl.store(after_ptr + head * K * V + at_s, low, mask=low_s)
-    tl.store(after_ptr + (head * K + HALF) * V + at_s, high, mask=high_s)
+    if HALVES:
+        tl.store(after_ptr + (head * K + HALF) * V + at_s, high, mask=high_s)
 
 
 @triton.jit(do_not_specialize=["T"])
