@@ -295,13 +295,12 @@ def delta(
         )
         out, after, record, states = made
     else:
+        narrow = mixed.dtype == torch.bfloat16 and not tape  # a tape is float32
         q, k, v, beta, decay, log = delta_inputs(
-            mixed, gates.contiguous(), mixer.a_log, mixer.dt_bias, key_heads=mixer.hk, key_width=mixer.dk
-        )
-        if counts_B is not None:
-            live = (torch.arange(t, device=counts_B.device) < counts_B[:, None]).unsqueeze(-1)
-            beta, log = beta * live, log * live
-        out, after = gated_delta_chunk(q, k, v, beta, log, state_BHKV)
+            mixed, gates.contiguous(), mixer.a_log, mixer.dt_bias, key_heads=mixer.hk, key_width=mixer.dk,
+            dtype=torch.bfloat16 if narrow else torch.float32,
+        )  # fmt: skip
+        out, after = gated_delta_chunk(q, k, v, beta, log, state_BHKV, counts_B=counts_B)
         record, states = Tape(k, v, beta, decay) if tape else None, None
     z = packed[:, mixer.c : mixer.c + mixer.v]
     rows = gated_rmsnorm(out.reshape(-1, mixer.dv).contiguous(), z, mixer.norm, eps=mixer.eps)

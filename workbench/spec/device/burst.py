@@ -139,19 +139,21 @@ def rounds(session: Session, budget: int, sink: Sink) -> Generator[RoundRecord, 
     state, opts = session.state, session.options
     began, goal = perf_counter(), len(state.tokens) + budget
     made = program(session)
-    enter(session, made, min(budget, state.cache.capacity - len(state.tokens)))
-    stand = Stand(state.cache.lengths[0], 0, 1, 1, 0, [], (0, 0))
+    left = min(budget, state.cache.capacity - len(state.tokens))
+    stand = Stand(state.cache.lengths[0], 0, 1, left, 0, [], (0, 0))
+    enter(session, made, left)
     took, ended, torn = perf_counter() - began, False, False
     try:
         while not ended:
             began, captured, torn = perf_counter(), made.graphs.seconds, True
             with torch.inference_mode():
-                made.reach(stand.length, opts.stream_rounds)
+                count = min(opts.stream_rounds, max(1, -(-stand.left // (made.k + 1))))
+                made.reach(stand.length, count)
                 parts = None
                 if opts.stream_rounds == 1:
                     parts = made.run_parts()
                 else:
-                    made.run(opts.stream_rounds)
+                    made.run(count)
                 issued = perf_counter() - began
                 stand = made.read(stand.done)
             torn = False

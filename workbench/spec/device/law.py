@@ -47,6 +47,11 @@ class DeviceLaw:
         self.bias = torch.tensor(values, dtype=torch.float32, device=device) if shaping.bias else None
 
     @property
+    def plain(self) -> bool:
+        """Whether a choice is the arg-max of its row, whatever came before."""
+        return self.shaping.greedy and not self.edits
+
+    @property
     def reads_text(self) -> bool:
         """Whether a choice depends on the text before it."""
         return self.shaping.penalised
@@ -69,7 +74,7 @@ class DeviceLaw:
         """
         best = sparse_topk(logits_RV, k=1)
         tops = best.probs_Rk[:, 0]
-        if self.shaping.greedy and not self.edits:
+        if self.plain:
             return Choices(best.ids_Rk[:, 0].long(), tops, tops)
         shaping, rows = self.shaping, logits_RV
         if self.edits:

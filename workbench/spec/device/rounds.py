@@ -22,7 +22,7 @@ from workbench.cache.hybrid import HybridCache
 from workbench.model import kernel_path
 from workbench.model.hybrid import HybridModel
 from workbench.spec.device.graphs import Graphs
-from workbench.spec.device.law import DeviceLaw
+from workbench.spec.device.law import Choices, DeviceLaw
 from workbench.spec.device.planes import Planes
 from workbench_kernels.rounds import assemble_verify
 from workbench_kernels.settle import (
@@ -132,6 +132,7 @@ class DeviceRounds:
         self.graphs = Graphs(device, graphs, self._idle)
         self.longest = 0
         self._known: dict[tuple[str, int], tuple[object, ...]] = {}
+        self._bound: tuple[object, ...] = ()
 
     # ------------------------------------------------------------------------------------------------ in and out
 
@@ -170,10 +171,11 @@ class DeviceRounds:
         return Stand(flat[LENGTH], flat[SLOTS], flat[QUEUED], flat[LEFT], done, log, (flat[8], flat[9]))
 
     def rebind(self, cache: HybridCache, drafts: HybridCache | None) -> None:
-        """Use the planes that the caches hold now; graphs of planes that are gone are let go."""
-        before = self.planes.addresses
+        """Use the planes that the caches hold now; graphs that read other planes or weights are let go."""
+        before = self._bound
         self.planes.rebind(cache, drafts)
-        if self.planes.addresses != before:
+        self._bound = (self.planes.addresses, self.model.draft_head, *map(_state, self.model.parameters()))
+        if self._bound != before:
             self.graphs.kept.clear()
             self._known.clear()
 
@@ -212,7 +214,7 @@ class DeviceRounds:
         chosen = None if self.override_LK is None else self.override_LK.index_select(0, ints[LENGTH].long())
         for j in range(self.k):
             length = ints[COUNTED] + j if self.law.reads_text else ints[COUNTED]
-            made = self.law.choose(self._draft_logits(hidden), books.places_BT[0, j : j + 1], books.text_BR[0], length)
+            made = self._choose_draft(hidden, books.places_BT[0, j : j + 1], length)
             token = made.tokens_R if chosen is None else chosen[:, j]
             self.drafted_BK[:, j].copy_(token)
             self.probs_BK[:, j].copy_(made.tops_R if self.reads_top else made.probs_R)
@@ -222,13 +224,18 @@ class DeviceRounds:
                 mix = planes.draft_mixer(books.slots_KB[j], self.longest, None)
                 hidden = kernel_path.draft_step(model, self._embedded(token), hidden, mix, few=True)
 
-    def _draft_logits(self, hidden_BH: Tensor) -> Tensor:
-        """The drafter's rows over the target's ids; -inf where a trimmed head has none."""
+    def _choose_draft(self, hidden_BH: Tensor, place_1: Tensor, length_1: Tensor) -> Choices:
+        """The drafter's token of one row, an id of the target's."""
         model, head = self.model, self.model.draft_head
         if head is None:
-            return kernel_path.logits_of(hidden_BH, model.embed if model.head is None else model.head, True)
-        rows_BD = kernel_path.logits_of(hidden_BH, head.weight_DH, True)
-        return rows_BD.new_full((len(rows_BD), head.vocab_size), float("-inf")).index_copy_(1, head.ids_D, rows_BD)
+            logits = model.unembed_draft(hidden_BH.unsqueeze(0))[0]
+            return self.law.choose(logits, place_1, self.books.text_BR[0], length_1)
+        rows = kernel_path.logits_of(hidden_BH, head.weight_DH, True)
+        if self.law.plain:
+            made = self.law.choose(rows, place_1, self.books.text_BR[0], length_1)
+            return Choices(head.ids_D[made.tokens_R], made.probs_R, made.tops_R)
+        whole = rows.new_full((len(rows), model.config.vocab_size), float("-inf")).index_copy_(1, head.ids_D, rows)
+        return self.law.choose(whole, place_1, self.books.text_BR[0], length_1)
 
     def verify(self) -> None:
         """The pending token and its drafts through the target, and the target's own token after each."""
@@ -308,6 +315,11 @@ class DeviceRounds:
         if (part, self.longest) not in self._known:
             self._known[part, self.longest] = self.key(part)
         return self._known[part, self.longest]
+
+
+def _state(weight: Tensor) -> tuple[int, int]:
+    """Where a weight lies and how often it was written; what is derived from weights is captured as it was."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
 class Marks:
