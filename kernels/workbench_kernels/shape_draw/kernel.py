@@ -187,7 +187,5 @@ def shape_draw(
         vocab, groups, chunks, key[0], key[1], purpose, bits(temperature or 1.0), GREEDY=greedy, CHUNK=CHUNK,
         WIDE=GROUP, num_warps=4,
     )  # fmt: skip
-    launch(
-        pick_kernel, (rows,), scores, ids, parts, least, cut_R, tokens, total, chunks, CP=power(chunks), num_warps=4
-    )
+    launch(pick_kernel, (rows,), scores, ids, parts, least, cut_R, tokens, total, chunks, CP=power(chunks), num_warps=4)
     return Draws(tokens, cut_R, peak_R, total)

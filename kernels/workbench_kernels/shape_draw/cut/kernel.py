@@ -129,8 +129,8 @@ def narrow_kernel(
 
 @triton.jit(do_not_specialize=["heat", "top_p"])
 def collect_kernel(
-    x_ptr, top_ptr, low_ptr, mass_ptr, part_ptr, slot_ptr, count_ptr, first_ptr, last_ptr, V, CHUNKS, heat, top_p, reach,
-    LEVELS: tl.constexpr, STEPS: tl.constexpr, SLOTS: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr,
+    x_ptr, top_ptr, low_ptr, mass_ptr, part_ptr, slot_ptr, count_ptr, first_ptr, last_ptr, V, CHUNKS, heat, top_p,
+    reach, LEVELS: tl.constexpr, STEPS: tl.constexpr, SLOTS: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -304,6 +304,7 @@ def cut_kernel(
         if not GREEDY:
             lowest = tl.minimum(most, LOWEST)
             cut = lowest
+            n = tl.zeros((), tl.int32)
             if TOP_K:
                 # groups whose largest is among the k largest of groups hold all k largest ids, and their ties
                 least = tl.maximum(tl.min(tl.where(g < G, key, most), 0), lowest)
@@ -360,9 +361,7 @@ def cut_kernel(
         tl.store(peak_ptr + row, peak)
 
 
-def cut(
-    logits_RV: Tensor, heat: float, top_k: int, top_p: float, min_p: float, *, chain: bool, greedy: bool
-) -> Cut:
+def cut(logits_RV: Tensor, heat: float, top_k: int, top_p: float, min_p: float, *, chain: bool, greedy: bool) -> Cut:
     """The least logit that the filters keep of every row, or the largest logit for ``greedy``.
 
     Args:
