@@ -254,6 +254,25 @@ def nucleus_laws(device: str, vocab: int) -> list[str]:
     return found
 
 
+def margin_laws(device: str, vocab: int, rows: int = 4) -> list[str]:
+    """A token does not depend on how many ids are judged in float64; and it does on the key."""
+    from workbench_kernels.shape_draw import kernel, shape_draw
+
+    x = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(4)).to(device)
+    at = torch.arange(rows, device=device) + 7
+
+    def tokens(margin: float, key: tuple[int, int] = (11, 12)) -> Tensor:
+        usual, kernel.MARGIN = kernel.MARGIN, margin
+        try:
+            return shape_draw(x, at, at, key=key, temperature=0.9, impl="triton").tokens_R
+        finally:
+            kernel.MARGIN = usual
+
+    usual = tokens(kernel.MARGIN)
+    found = [] if same(tokens(2.0), usual) else ["a token changes when more ids are judged in float64"]
+    return found + (["another key gives the same tokens"] if same(tokens(kernel.MARGIN, (11, 13)), usual) else [])
+
+
 def same(a: Tensor, b: Tensor) -> bool:
     """Equal in every bit, but for NaN's."""
     if a.is_floating_point():
@@ -286,7 +305,7 @@ def check(names: list[str]) -> dict[str, Any]:
         failures += sampling_laws("cpu", 301, seeds=3)
         seconds["sampling_laws"] = round(time.perf_counter() - began, 2)
         began = time.perf_counter()
-        failures += nucleus_laws("cpu", 1301)
+        failures += nucleus_laws("cpu", 1301) + margin_laws("cpu", 701)
         seconds["nucleus_laws"] = round(time.perf_counter() - began, 2)
         began = time.perf_counter()
         failures += packed_stores("cpu")

@@ -10,11 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workbench_kernels.device.kernel import bits, launch, power, real, uniform_of, word_of
+from workbench_kernels.device.kernel import bits, launch, philox4, power, real, uniform_of, word_of
 from workbench_kernels.shape_draw.cut.kernel import GROUP, cut
 from workbench_kernels.shape_draw.ref import Draws
 
 CHUNK = 2048
+MARGIN = 1e-3  # float32 scores this close to the best are judged in float64
 
 
 # ------------------------------------------------------------------------------------------------------------- edits
@@ -99,11 +100,31 @@ def edit(
 # ------------------------------------------------------------------------------------------------------------- draws
 
 
+@triton.jit
+def _words(first, k0, k1, position, purpose, start, CHUNK: tl.constexpr):
+    """Philox words of CHUNK ids from a multiple of four on, a block of four at a time."""
+    block = (first // 4 + tl.arange(0, CHUNK // 4)).to(tl.uint32)
+    zero = block * 0
+    w0, w1, w2, w3 = philox4(
+        k0.to(tl.uint32) + zero, k1.to(tl.uint32) + zero, block, position.to(tl.uint32) + zero,
+        purpose.to(tl.uint32) + zero, start.to(tl.uint32) + zero,
+    )  # fmt: skip
+    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (CHUNK,))
+
+
+@triton.jit
+def _rough_noise(word):
+    """Gumbel noise of words in float32, within 5e-5 of the float64 one."""
+    rest = ((word ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386962890625e-10  # 1 - u, exact where it is small
+    series = rest * (1.0 + rest * (0.5 + rest * (0.333333333 + rest * (0.25 + rest * 0.2))))
+    u = (word.to(tl.float32) + 0.5) * 2.3283064365386962890625e-10
+    return -tl.log(tl.where(rest < 0.0625, series, -tl.log(tl.maximum(u, 1e-10))))
+
+
 @triton.jit(do_not_specialize=["k0", "k1", "purpose", "temperature"])
 def score_kernel(
     x_ptr, max_ptr, cut_ptr, peak_ptr, position_ptr, start_ptr, score_ptr, id_ptr, mass_ptr, least_ptr, V, G, CHUNKS,
-    k0, k1,
-    purpose, temperature, GREEDY: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr,
+    k0, k1, purpose, temperature, GREEDY: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr, MARGIN: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -117,19 +138,35 @@ def score_kernel(
         x = tl.load(x_ptr + row * V + ids, mask=ids < V, other=-float("inf"))
         kept = (x >= cut) & (ids < V)
         peak = tl.load(peak_ptr + row).to(tl.float64)
-        level = x.to(tl.float64) - peak
         if GREEDY:
             weight = tl.where(kept, 1.0, 0.0).to(tl.float64)
-            score = tl.where(kept, 0.0, -float("inf")).to(tl.float64)
+            best = tl.max(tl.where(kept, 0.0, -float("inf")).to(tl.float64), 0)
+            token = tl.min(tl.where(kept, ids, 0x7FFFFFFF), 0)
         else:
-            level = level / real(temperature)
+            level = (x.to(tl.float64) - peak) / real(temperature)
             weight = tl.where(kept, tl.exp(level), 0.0)
             start = tl.load(start_ptr + row) * (purpose != 0).to(tl.int64)
-            u = uniform_of(word_of(ids, k0, k1, tl.load(position_ptr + row), purpose, start))
-            score = tl.where(kept, level - tl.log(-tl.log(u)), -float("inf"))
-        best = tl.max(score, 0)
+            position = tl.load(position_ptr + row)
+            # float32 scores leave one id, seldom two; those are judged in float64. A row's winner lies within 27 of
+            # its peak, where the float32 score is off by less than a tenth of the margin
+            rough = level.to(tl.float32) + _rough_noise(_words(chunk * CHUNK, k0, k1, position, purpose, start, CHUNK))
+            rough = tl.where(kept, rough, -float("inf"))
+            near = kept & (rough >= tl.max(rough, 0) - MARGIN)
+            left = tl.sum(near.to(tl.int32), 0)
+            best = peak * 0.0 - float("inf")
+            token = tl.full((), 0x7FFFFFFF, tl.int32)
+            judged = tl.full((), -1, tl.int32)
+            while left > 0:
+                judged = tl.min(tl.where(near & (ids > judged), ids, 0x7FFFFFFF), 0)
+                u = uniform_of(word_of(judged, k0, k1, position, purpose, start))
+                value = tl.load(x_ptr + row * V + judged).to(tl.float64)
+                score = (value - peak) / real(temperature) - tl.log(-tl.log(u))
+                if score > best:
+                    best = score
+                    token = judged
+                left -= 1
         tl.store(score_ptr + at, best)
-        tl.store(id_ptr + at, tl.min(tl.where(kept & (score == best), ids, 0x7FFFFFFF), 0))
+        tl.store(id_ptr + at, token)
         tl.store(mass_ptr + at, tl.sum(weight, 0))
         tl.store(least_ptr + at, tl.min(tl.where(kept, x, float("inf")), 0))
     else:
@@ -185,7 +222,7 @@ def shape_draw(
     launch(
         score_kernel, (chunks, rows), logits_RV, best, cut_R, peak_R, positions_R, starts_R, scores, ids, parts, least,
         vocab, groups, chunks, key[0], key[1], purpose, bits(temperature or 1.0), GREEDY=greedy, CHUNK=CHUNK,
-        WIDE=GROUP, num_warps=4,
+        WIDE=GROUP, MARGIN=MARGIN, num_warps=4,
     )  # fmt: skip
     launch(pick_kernel, (rows,), scores, ids, parts, least, cut_R, tokens, total, chunks, CP=power(chunks), num_warps=4)
     return Draws(tokens, cut_R, peak_R, total)
