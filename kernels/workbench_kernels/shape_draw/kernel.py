@@ -14,7 +14,7 @@ from workbench_kernels.device.kernel import bits, launch, philox4, power, real, 
 from workbench_kernels.shape_draw.cut.kernel import GROUP, cut
 from workbench_kernels.shape_draw.ref import Draws
 
-CHUNK = 2048
+CHUNK, SCORE_WARPS = 2048, 8
 MARGIN = 1e-3  # float32 scores this close to the best are judged in float64
 
 
@@ -222,7 +222,7 @@ def shape_draw(
     launch(
         score_kernel, (chunks, rows), logits_RV, best, cut_R, peak_R, positions_R, starts_R, scores, ids, parts, least,
         vocab, groups, chunks, key[0], key[1], purpose, bits(temperature or 1.0), GREEDY=greedy, CHUNK=CHUNK,
-        WIDE=GROUP, MARGIN=MARGIN, num_warps=4,
+        WIDE=GROUP, MARGIN=MARGIN, num_warps=SCORE_WARPS,
     )  # fmt: skip
     launch(pick_kernel, (rows,), scores, ids, parts, least, cut_R, tokens, total, chunks, CP=power(chunks), num_warps=4)
     return Draws(tokens, cut_R, peak_R, total)
