@@ -14,7 +14,7 @@ from workbench_kernels.device.kernel import bits, launch, philox4, power, real, 
 from workbench_kernels.shape_draw.cut.kernel import GROUP, cut
 from workbench_kernels.shape_draw.ref import Draws
 
-CHUNK, SCORE_WARPS = 2048, 8
+CHUNK, SCORE_WARPS = 2048, 4
 MARGIN = 1e-3  # float32 scores this close to the best are judged in float64
 
 

@@ -23,7 +23,8 @@ class Plan(NamedTuple):
     select_warps: int
 
 
-PLAN = Plan(groups=64, warps=4, select_warps=8)
+# H200, 512 bfloat16 rows of 248,320, k 64: 192 us; 8 warps of the second pass 211, and 33 for 46 on 8 rows
+PLAN = Plan(groups=64, warps=4, select_warps=4)
 
 
 @triton.jit

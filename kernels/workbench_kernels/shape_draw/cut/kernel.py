@@ -17,6 +17,16 @@ import triton.language as tl
 from torch import Tensor
 
 from workbench_kernels.device.kernel import bits, key_value, kth_between, launch, order_key, power, real
+from workbench_kernels.shape_draw.cut.listed import (
+    cut_of_few,
+    cut_of_some,
+    kth_listed,
+    list_groups,
+    mass_above,
+    nucleus_listed,
+    tile_of_groups,
+)
+from workbench_kernels.shape_draw.cut.whole import collect_kernel, collected, narrow_kernel
 
 GROUP = 64
 LOWEST = tl.constexpr(-2139095040)  # order key of the least finite float32
@@ -33,7 +43,9 @@ class Plan(NamedTuple):
     cut_warps: int
 
 
-PLAN = Plan(groups=32, levels=2, steps=32, slots=32, warps=4, cut_warps=8)
+# H200, 8 rows of 248,320, nucleus of the whole: 130 us; 3 passes 144, 32 steps 147, 64 steps 260
+PLAN = Plan(groups=32, levels=2, steps=16, slots=64, warps=4, cut_warps=8)
+PACK = 1024  # ids that one program searches in registers
 
 
 class Cut(NamedTuple):
@@ -65,222 +77,13 @@ def group_kernel(
         tl.store(mass_ptr + at, tl.sum(tl.sum(tl.exp((x.to(tl.float64) - base) / real(heat)), 1), 0))
 
 
-# ------------------------------------------------------------------------------------------ a nucleus of the whole row
-
-
-@triton.jit
-def _levels(high, low, STEPS: tl.constexpr):
-    """The upper ends of equal parts of an interval, falling."""
-    return high - (high - low) * (tl.arange(0, STEPS).to(tl.float32) * (1 / STEPS))
-
-
-@triton.jit
-def _interval(
-    top_ptr, low_ptr, mass_ptr, part_ptr, row, R, CHUNKS, heat, top_p, reach, LEVEL: tl.constexpr, STEPS: tl.constexpr,
-    CP: tl.constexpr,
-):  # fmt: skip
-    """After LEVEL passes: the peak, an interval whose upper end has less mass above it than the goal and whose lower
-    end has the goal or more, the mass above the upper end, and the goal."""
-    c = tl.arange(0, CP)
-    top = tl.load(top_ptr + row * CHUNKS + c, mask=c < CHUNKS, other=-float("inf"))
-    least = tl.load(low_ptr + row * CHUNKS + c, mask=c < CHUNKS, other=float("inf"))
-    mass = tl.load(mass_ptr + row * CHUNKS + c, mask=c < CHUNKS, other=0.0)
-    peak = tl.max(top, 0)
-    share = tl.exp((top.to(tl.float64) - peak.to(tl.float64)) / heat) * mass
-    goal = tl.sum(tl.where(c < CHUNKS, share, 0.0), 0) * top_p
-    high = peak
-    # two keys down is below, whatever the sign of a zero
-    low = key_value(order_key(tl.maximum(peak - reach, tl.min(least, 0))) - 2)
-    above = goal * 0.0
-    at = c[:, None] * STEPS + tl.arange(0, STEPS)[None, :]
-    for level in tl.static_range(LEVEL):
-        part = tl.load(part_ptr + (level * R + row) * CHUNKS * STEPS + at, mask=(c < CHUNKS)[:, None], other=0.0)
-        held = tl.sum(part, 0)
-        edge = _levels(high, low, STEPS)
-        inside = held < goal
-        above = tl.max(tl.where(inside, held, 0.0), 0)
-        high = tl.min(tl.where(inside, edge, high), 0)
-        low = tl.max(tl.where(inside, low, edge), 0)
-    return peak, high, low, above, goal
-
-
-@triton.jit(do_not_specialize=["heat", "top_p"])
-def narrow_kernel(
-    x_ptr, top_ptr, low_ptr, mass_ptr, part_ptr, V, CHUNKS, heat, top_p, reach, LEVEL: tl.constexpr,
-    STEPS: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    chunk = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    rows = tl.num_programs(1)
-    peak, high, low, above, goal = _interval(
-        top_ptr, low_ptr, mass_ptr, part_ptr, row, rows, CHUNKS, real(heat), real(top_p), reach, LEVEL, STEPS, CP
-    )
-    i = tl.arange(0, STEPS)
-    held = tl.zeros((STEPS,), tl.float64)
-    if tl.load(top_ptr + row * CHUNKS + chunk) > low:
-        ids = chunk * CHUNK + tl.arange(0, CHUNK)
-        x = tl.load(x_ptr + row * V + ids, mask=ids < V, other=-float("inf"))
-        weight = tl.exp((x.to(tl.float64) - peak.to(tl.float64)) / real(heat))
-        for n in tl.static_range(STEPS):
-            edge = high - (high - low) * (n / STEPS)
-            held = tl.where(i == n, tl.sum(tl.where(x > edge, weight, 0.0), 0), held)
-    tl.store(part_ptr + ((LEVEL * rows + row) * CHUNKS + chunk) * STEPS + i, held)
-
-
-@triton.jit(do_not_specialize=["heat", "top_p"])
-def collect_kernel(
-    x_ptr, top_ptr, low_ptr, mass_ptr, part_ptr, slot_ptr, count_ptr, first_ptr, last_ptr, V, CHUNKS, heat, top_p,
-    reach, LEVELS: tl.constexpr, STEPS: tl.constexpr, SLOTS: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    chunk = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    peak, high, low, above, goal = _interval(
-        top_ptr, low_ptr, mass_ptr, part_ptr, row, tl.num_programs(1), CHUNKS, real(heat), real(top_p), reach, LEVELS,
-        STEPS, CP,
-    )  # fmt: skip
-    ids = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(x_ptr + row * V + ids, mask=ids < V, other=-float("inf"))
-    take = (x > low) & (x <= high)
-    place = tl.cumsum(take.to(tl.int32), 0) - 1
-    at = row * CHUNKS + chunk
-    tl.store(slot_ptr + at * SLOTS + place, x, mask=take & (place < SLOTS))
-    tl.store(count_ptr + at, tl.sum(take.to(tl.int32), 0))
-    tl.store(first_ptr + at, tl.min(tl.where(take, x, float("inf")), 0))
-    tl.store(last_ptr + at, tl.max(tl.where(take, x, -float("inf")), 0))
-
-
-@triton.jit
-def _collected(
-    top_ptr, low_ptr, mass_ptr, part_ptr, slot_ptr, count_ptr, first_ptr, last_ptr, row, R, CHUNKS, heat, top_p, reach,
-    LEVELS: tl.constexpr, STEPS: tl.constexpr, SLOTS: tl.constexpr, CP: tl.constexpr,
-):  # fmt: skip
-    """The nucleus's least key among the ids collected, whether they show it, and the goal."""
-    peak, high, low, above, goal = _interval(
-        top_ptr, low_ptr, mass_ptr, part_ptr, row, R, CHUNKS, heat, top_p, reach, LEVELS, STEPS, CP
-    )
-    hot = peak.to(tl.float64)
-    c = tl.arange(0, CP)
-    at = row * CHUNKS
-    counts = tl.load(count_ptr + at + c, mask=c < CHUNKS, other=0)
-    first = tl.min(tl.load(first_ptr + at + c, mask=c < CHUNKS, other=float("inf")), 0)
-    last = tl.max(tl.load(last_ptr + at + c, mask=c < CHUNKS, other=-float("inf")), 0)
-    cut = order_key(last)
-    if first == last:  # equal ids need no room
-        one = tl.exp((last.to(tl.float64) - hot) / heat)
-        shown = (above < goal) & (above + one * tl.sum(counts, 0).to(tl.float64) >= goal)
-    else:
-        s = tl.arange(0, CP * SLOTS)
-        count = tl.load(count_ptr + at + s // SLOTS, mask=s < CHUNKS * SLOTS, other=0)
-        live = s % SLOTS < count
-        x = tl.load(slot_ptr + at * SLOTS + s, mask=live, other=-float("inf"))
-        weight = tl.where(live, tl.exp((x.to(tl.float64) - hot) / heat), 0.0)
-        shown = (tl.max(counts, 0) <= SLOTS) & (above < goal) & (above + tl.sum(weight, 0) >= goal)
-        if shown:
-            key = order_key(x)
-            low_key = order_key(first).to(tl.int64)
-            high_key = cut.to(tl.int64)
-            while low_key < high_key:
-                middle = (low_key + high_key) >> 1
-                held = above + tl.sum(tl.where(key > middle.to(tl.int32), weight, 0.0), 0)
-                if held < goal:
-                    high_key = middle
-                else:
-                    low_key = middle + 1
-            cut = low_key.to(tl.int32)
-    return cut, shown, goal
-
-
-# ------------------------------------------------------------------------------------------ by one program, from a list
-
-
-@triton.jit
-def _list(list_ptr, key, g, least):
-    """Write the groups whose largest key is at least ``least``; how many they are."""
-    chosen = (key >= least).to(tl.int32)
-    place = tl.cumsum(chosen, 0) - 1
-    tl.debug_barrier()
-    tl.store(list_ptr + place, g, mask=chosen > 0)
-    tl.debug_barrier()
-    return tl.sum(chosen, 0)
-
-
-@triton.jit
-def _tile(x_ptr, list_ptr, first, n, V, TILE: tl.constexpr, WIDE: tl.constexpr):
-    """Logits of a tile of listed groups, minus infinity past their end."""
-    i = first + tl.arange(0, TILE)
-    group = tl.load(list_ptr + i, mask=i < n, other=0)
-    ids = group[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
-    x = tl.load(x_ptr + ids, mask=(i < n)[:, None] & (ids < V), other=-float("inf"))
-    return tl.reshape(x, (TILE * WIDE,))
-
-
-@triton.jit
-def _mass_above(x_ptr, list_ptr, n, V, above, peak, heat, TILE: tl.constexpr, WIDE: tl.constexpr):
-    """Mass of the listed ids whose key is larger than ``above``, float64."""
-    total = tl.zeros((TILE * WIDE,), tl.float64)
-    for first in range(0, n, TILE):
-        x = _tile(x_ptr, list_ptr, first, n, V, TILE, WIDE)
-        weight = tl.exp((x.to(tl.float64) - peak) / heat)
-        total += tl.where(order_key(x) > above, weight, 0.0)
-    return tl.sum(total, 0)
-
-
-@triton.jit
-def _kth_listed(x_ptr, list_ptr, n, V, least, most, k, TILE: tl.constexpr, WIDE: tl.constexpr):
-    """The largest key that at least k of the listed ids reach, from ``least`` to ``most``."""
-    low = least.to(tl.int64)
-    high = most.to(tl.int64)
-    while low < high:
-        middle = (low + high + 1) >> 1
-        count = tl.zeros((TILE * WIDE,), tl.int32)
-        for first in range(0, n, TILE):
-            x = _tile(x_ptr, list_ptr, first, n, V, TILE, WIDE)
-            count += (order_key(x) >= middle.to(tl.int32)).to(tl.int32)
-        if tl.sum(count, 0) >= k:
-            low = middle
-        else:
-            high = middle - 1
-    return low.to(tl.int32)
-
-
-@triton.jit
-def _nucleus_listed(x_ptr, list_ptr, n, V, least, most, goal, peak, heat, TILE: tl.constexpr, WIDE: tl.constexpr):
-    """The least key, from ``least`` to ``most``, above which the listed ids have less mass than the goal."""
-    low = least.to(tl.int64)
-    high = most.to(tl.int64)
-    while low < high:
-        middle = (low + high) >> 1
-        if _mass_above(x_ptr, list_ptr, n, V, middle.to(tl.int32), peak, heat, TILE, WIDE) < goal:
-            high = middle
-        else:
-            low = middle + 1
-    return low.to(tl.int32)
-
-
-@triton.jit
-def _few(
-    pack_ptr, held, most, top_k, top_p, peak, heat, NUCLEUS: tl.constexpr, ROOM: tl.constexpr
-):  # fmt: skip
-    """The least key kept of up to ROOM ids, each compared with each."""
-    i = tl.arange(0, ROOM)
-    x = tl.load(pack_ptr + i, mask=i < held, other=-float("inf"))
-    key = order_key(x)
-    larger = key[None, :] > key[:, None]
-    kept = (i < held) & (tl.sum(larger.to(tl.int32), 1) < top_k)
-    if NUCLEUS:
-        weight = tl.where(kept, tl.exp((x.to(tl.float64) - peak) / heat), 0.0)
-        goal = tl.sum(weight, 0) * top_p
-        kept = kept & (tl.sum(tl.where(larger, weight[None, :], 0.0), 1) < goal)
-    return tl.min(tl.where(kept, key, most), 0)
-
-
 @triton.jit(do_not_specialize=["top_k", "top_p", "min_p", "heat"])
 def cut_kernel(
     x_ptr, max_ptr, top_ptr, low_ptr, mass_ptr, part_ptr, slot_ptr, count_ptr, first_ptr, last_ptr, list_ptr, pack_ptr,
     cut_ptr, peak_ptr, V, G, CHUNKS, top_k, top_p, min_p, heat, reach,
     TOP_K: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr, CHAIN: tl.constexpr, GREEDY: tl.constexpr,
-    GP: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, ROOM: tl.constexpr, LEVELS: tl.constexpr,
-    STEPS: tl.constexpr, SLOTS: tl.constexpr, CP: tl.constexpr,
+    GP: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, ROOM: tl.constexpr, PACK: tl.constexpr,
+    LEVELS: tl.constexpr, STEPS: tl.constexpr, SLOTS: tl.constexpr, CP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     top_p = real(top_p)
@@ -288,7 +91,7 @@ def cut_kernel(
     heat = real(heat)
     x_ptr += row * V
     list_ptr += row * G
-    pack_ptr += row * ROOM
+    pack_ptr += row * PACK
     g = tl.arange(0, GP)
     top = tl.load(max_ptr + row * G + g, mask=g < G, other=-float("inf"))
     peak = tl.max(top, 0)
@@ -309,24 +112,26 @@ def cut_kernel(
                 # groups whose largest is among the k largest of groups hold all k largest ids, and their ties
                 least = tl.maximum(tl.min(tl.where(g < G, key, most), 0), lowest)
                 least = kth_between(key, tl.where(top_k > G, lowest, least), most, top_k)
-                n = _list(list_ptr, key, g, least)
+                n = list_groups(list_ptr, key, g, least)
                 held = tl.zeros((), tl.int32)
                 for first in range(0, n, TILE):
-                    x = _tile(x_ptr, list_ptr, first, n, V, TILE, WIDE)
+                    x = tile_of_groups(x_ptr, list_ptr, first, n, V, TILE, WIDE)
                     take = (order_key(x) >= least).to(tl.int32)
                     place = held + tl.cumsum(take, 0) - 1
-                    tl.store(pack_ptr + place, x, mask=(take > 0) & (place < ROOM))
+                    tl.store(pack_ptr + place, x, mask=(take > 0) & (place < PACK))
                     held += tl.sum(take, 0)
                 tl.debug_barrier()
                 if held <= ROOM:
-                    cut = _few(pack_ptr, held, most, top_k, top_p, hot, heat, TOP_P and CHAIN, ROOM)
+                    cut = cut_of_few(pack_ptr, held, most, top_k, top_p, hot, heat, TOP_P and CHAIN, ROOM)
+                elif held <= PACK:
+                    cut = cut_of_some(pack_ptr, held, least, most, top_k, top_p, hot, heat, TOP_P and CHAIN, PACK)
                 else:
-                    cut = _kth_listed(x_ptr, list_ptr, n, V, least, most, top_k, TILE, WIDE)
+                    cut = kth_listed(x_ptr, list_ptr, n, V, least, most, top_k, TILE, WIDE)
                     if TOP_P and CHAIN:
-                        goal = _mass_above(x_ptr, list_ptr, n, V, cut - 1, hot, heat, TILE, WIDE) * top_p
-                        cut = _nucleus_listed(x_ptr, list_ptr, n, V, cut, most, goal, hot, heat, TILE, WIDE)
+                        goal = mass_above(x_ptr, list_ptr, n, V, cut - 1, hot, heat, TILE, WIDE) * top_p
+                        cut = nucleus_listed(x_ptr, list_ptr, n, V, cut, most, goal, hot, heat, TILE, WIDE)
             if TOP_P and not (TOP_K and CHAIN):
-                nucleus, shown, goal = _collected(
+                nucleus, shown, goal = collected(
                     top_ptr, low_ptr, mass_ptr, part_ptr, slot_ptr, count_ptr, first_ptr, last_ptr, row,
                     tl.num_programs(0), CHUNKS, heat, top_p, reach, LEVELS, STEPS, SLOTS, CP,
                 )  # fmt: skip
@@ -340,11 +145,11 @@ def cut_kernel(
                             floor = kth_between(key, lowest, most, wanted)
                         else:
                             floor = lowest
-                        n = _list(list_ptr, key, g, floor)
-                        reached = _mass_above(x_ptr, list_ptr, n, V, floor, hot, heat, TILE, WIDE)
+                        n = list_groups(list_ptr, key, g, floor)
+                        reached = mass_above(x_ptr, list_ptr, n, V, floor, hot, heat, TILE, WIDE)
                         settled = (reached >= goal) | (wanted >= G)
                         wanted = wanted * 16
-                    nucleus = _nucleus_listed(x_ptr, list_ptr, n, V, floor, most, goal, hot, heat, TILE, WIDE)
+                    nucleus = nucleus_listed(x_ptr, list_ptr, n, V, floor, most, goal, hot, heat, TILE, WIDE)
                 cut = tl.maximum(cut, nucleus)
             if MIN_P:
                 low = cut.to(tl.int64)
@@ -416,11 +221,11 @@ def cut(logits_RV: Tensor, heat: float, top_k: int, top_p: float, min_p: float, 
             chunks, *law, LEVELS=plan.levels, SLOTS=plan.slots, CHUNK=chunk, num_warps=plan.warps, **shared,
         )  # fmt: skip
     room = 64 if top_k <= 40 else 128
-    pack = torch.empty(rows, room, **wide)
+    pack = torch.empty(rows, PACK, **wide)
     launch(
         cut_kernel, (rows,), logits_RV, best, top, low, mass, parts, slots, counts, first, last, listed, pack, cut_R,
         peak_R, vocab, groups, chunks, top_k, bits(top_p), bits(min_p), bits(heat), reach,
         TOP_K=top_k > 0, TOP_P=top_p < 1, MIN_P=min_p > 0, CHAIN=chain, GREEDY=greedy, GP=power(groups), TILE=32,
-        WIDE=GROUP, ROOM=room, LEVELS=plan.levels, SLOTS=plan.slots, num_warps=plan.cut_warps, **shared,
+        WIDE=GROUP, ROOM=room, PACK=PACK, LEVELS=plan.levels, SLOTS=plan.slots, num_warps=plan.cut_warps, **shared,
     )  # fmt: skip
     return Cut(best, cut_R, peak_R)
