@@ -65,13 +65,20 @@ def key_value(key):
 
 @triton.jit
 def kth_between(key, low, high, k):
-    """The largest number from low to high that at least k of int32 keys reach; low where none is."""
+    """A number from low to high that just k of int32 keys reach; the largest that more do where keys are equal.
+
+    Low where fewer than k reach it. Few steps are taken: the search ends at the first number that parts the k largest
+    from the rest.
+    """
     low = low.to(tl.int64)
     high = high.to(tl.int64)
-    while low < high:
+    reached = tl.full((), -1, tl.int32)
+    while (low < high) & (reached != k):
         middle = (low + high + 1) >> 1
-        if tl.sum((key >= middle).to(tl.int32), 0) >= k:
+        count = tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 0)
+        if count >= k:
             low = middle
+            reached = count
         else:
             high = middle - 1
     return low.to(tl.int32)
