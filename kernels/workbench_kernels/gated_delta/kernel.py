@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from workbench_kernels.checks import check_columns
-from workbench_kernels.device.kernel import launch, power
+from workbench_kernels.device.kernel import begin, launch, power
 from workbench_kernels.gated_delta.ref import Step, Tape
 
 
@@ -31,7 +31,9 @@ def delta_kernel(
     k_tape, v_tape, beta_tape, decay_tape, columns_ptr, T, q_row, k_row, v_row, gate_row, scale,
     H, R: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, RAW: tl.constexpr,
     OUT: tl.constexpr, WRITE: tl.constexpr, TAPE: tl.constexpr, COLUMNS: tl.constexpr, COUNTED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     block = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     b = head // H
@@ -100,7 +102,7 @@ def _run(
         none if columns is None else columns, rows, *strides, dk**-0.5, h, R=r, K=dk, V=dv, BK=bk, BV=bv,
         RAW=raw is not None, OUT=out is not None, WRITE=after is not None, TAPE=tape is not None,
         COLUMNS=columns is not None, COUNTED=counts is not None, num_warps=WARPS, num_stages=1,
-        enable_fp_fusion=False,
+        enable_fp_fusion=False, early=True,
     )  # fmt: skip
 
 

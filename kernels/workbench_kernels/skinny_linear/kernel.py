@@ -46,11 +46,22 @@ def _weights(w_ptr, scale_ptr, n, live_n, kk, K, S, G, QUANT: tl.constexpr, EVEN
     return w, scale
 
 
+@triton.jit
+def _ask(w_ptr, n, N, K, first, LINES: tl.constexpr):
+    """Bring the first lines of every row of a tile into the second-level cache."""
+    PER: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth
+    column = first + tl.arange(0, LINES) * PER
+    at = w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + tl.minimum(column, K - 1)[None, :]
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
 @triton.jit(do_not_specialize=["M"])
 def skinny_kernel(
     x_ptr, w_ptr, scale_ptr, out_ptr, part_ptr, count_ptr, M, N, K, S, G, STEPS,
     BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, SWIGLU: tl.constexpr,
-    QUANT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    QUANT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     TYPE: tl.constexpr = out_ptr.dtype.element_ty
     tile = tl.program_id(0)
@@ -60,6 +71,13 @@ def skinny_kernel(
     live_m = rows < M
     n = tile * BN + tl.arange(0, BN)
     live_n = n < N
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        if AHEAD > 0:  # the weight does not depend on what runs before
+            _ask(w_ptr, n, N, K, part * STEPS * BK, AHEAD)
+            if SWIGLU:
+                _ask(w_ptr + N.to(tl.int64) * K, n, N, K, part * STEPS * BK, AHEAD)
+        tl.extra.cuda.gdc_wait()
     acc = tl.zeros((16, BN), tl.float32)
     up = tl.zeros((16, BN), tl.float32)
     x_at = x_ptr + rows.to(tl.int64)[:, None] * K
@@ -119,6 +137,9 @@ MEASURED = {
     (2560, 4096, False): Tile(32, 128, 8, 4, 3),
     (1024, 3584, False): Tile(64, 128, 7, 4, 4),
 }
+
+
+AHEAD = 2  # lines of 128 bytes of every weight row that a program asks for before the rows are there
 
 
 @lru_cache(maxsize=4096)
@@ -202,6 +223,6 @@ def skinny_linear(
         k // groups, steps,
         BN=t.bn, BK=t.bk, PARTS=t.parts, SWIGLU=swiglu, QUANT=scales_NS is not None,
         EVEN=k % (t.bk * t.parts) == 0, PRECISION="ieee" if x_MK.dtype == torch.float32 else "tf32",
-        num_warps=t.warps, num_stages=t.stages,
+        AHEAD=AHEAD if t.bk * (w_NK.element_size()) >= 128 else 0, num_warps=t.warps, num_stages=t.stages, early=True,
     )  # fmt: skip
     return out_MN

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workbench_kernels.device.kernel import as_operand, dot, launch, narrow, power
+from workbench_kernels.device.kernel import as_operand, begin, dot, launch, narrow, power
 
 ROWS = 16
 
@@ -33,8 +33,9 @@ SPLIT = Split(keys=64, warps=4, merged=32, width=32, merge_warps=1)
 def part_kernel(
     q_ptr, k_ptr, v_ptr, length_ptr, tree_ptr, out_ptr, peak_ptr, sum_ptr, T, N, G, S, PARTS, scale, window,
     D: tl.constexpr, BD: tl.constexpr, KEYS: tl.constexpr, TREE: tl.constexpr, WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     part = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     b = head // N
@@ -77,8 +78,9 @@ def part_kernel(
 @triton.jit
 def merge_kernel(
     part_ptr, peak_ptr, sum_ptr, length_ptr, gate_ptr, out_ptr, T, N, G, PARTS, D: tl.constexpr, BD: tl.constexpr,
-    KEYS: tl.constexpr, MERGED: tl.constexpr, GATE: tl.constexpr,
+    KEYS: tl.constexpr, MERGED: tl.constexpr, GATE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     r = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     b = head // N
@@ -236,12 +238,13 @@ def verify(
         part_kernel, (parts, b * n, -(-t * g // ROWS)), q_BTNGD, k_BNSD, v_BNSD, lengths_B,
         q_BTNGD if tree_TT is None else tree_TT.view(torch.uint8), held, peak, total, t, n, g, s, parts, d**-0.5,
         window or 0, D=d, BD=bd, KEYS=SPLIT.keys, TREE=tree_TT is not None, WINDOW=window is not None,
-        PRECISION=_precision(v_BNSD), num_warps=SPLIT.warps, num_stages=1,
+        PRECISION=_precision(v_BNSD), num_warps=SPLIT.warps, num_stages=1, early=True,
     )  # fmt: skip
     launch(
         merge_kernel, (t * g, b * n, -(-d // width)), held, peak, total, lengths_B,
         out if gate_BTQ is None else gate_BTQ, out, t, n, g, parts,
         D=d, BD=width, KEYS=SPLIT.keys, MERGED=SPLIT.merged, GATE=gate_BTQ is not None, num_warps=SPLIT.merge_warps,
+        early=True,
     )  # fmt: skip
     return out
 
