@@ -112,6 +112,16 @@ def delta_laws(device: str, **sizes: int) -> list[str]:
         wrong = g.gated_delta_commit(whole.tape, state.clone(), keep - 1, impl="triton")
         if same(wrong, at):
             found.append(f"a commit of {i} rows passes for one of {i + 1}")
+    from workbench_kernels.causal_conv import causal_conv
+
+    wide, taps = torch.cat([mixed, mixed[..., :3]], -1), torch.randn(4, mixed.shape[2], device=device)
+    window = torch.randn(b, 3, mixed.shape[2], device=device)
+    apart = causal_conv(wide, window, taps, impl="triton")[0]
+    for rows, conv in ((wide[..., : mixed.shape[2]], (window, taps)), (wide[..., 1:-2], (window, taps))):
+        one = g.gated_delta_step(rows, gates, state_BHKV=state, **given, write="none", conv=conv, impl="triton")
+        two = g.gated_delta_step(apart, gates, state_BHKV=state, **given, write="none", impl="triton")
+        if same(one.out_BTHV, two.out_BTHV) != (rows.storage_offset() == 0):
+            found.append("a step that convolves first differs from convolution and step")
     ragged = torch.arange(b, dtype=torch.int32, device=device) % (t + 1)
     kept = g.gated_delta_commit(whole.tape, state.clone(), ragged, impl="triton")
     for i, n in enumerate(ragged.tolist()):

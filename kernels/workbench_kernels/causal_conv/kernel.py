@@ -75,7 +75,8 @@ def causal_conv(
     rows = min(power(max(t, 1)), 16)
     launch(
         conv_kernel, (-(-c // BLOCK), -(-t // rows), b), u_BTP, window_BWC, taps_LC, out, t, p, c,
-        W=w, ROWS=rows, BLOCK=BLOCK, num_warps=4 if rows > 1 else 2, early=True,
+        W=w, ROWS=rows, BLOCK=BLOCK, num_warps=4 if rows > 1 else 2, enable_fp_fusion=False,
+        early=True,
     )  # fmt: skip
     if not after:
         return out, None
