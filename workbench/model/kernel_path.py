@@ -26,6 +26,7 @@ from workbench_kernels.gated_delta import Tape, delta_inputs, gated_delta_chunk,
 from workbench_kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
 from workbench_kernels.rope_store import rope_store
 from workbench_kernels.skinny_linear import skinny_linear
+from workbench_kernels.swiglu import swiglu
 from workbench_kernels.verify_attention import prefill_attention, verify_attention
 
 if TYPE_CHECKING:
@@ -68,8 +69,7 @@ def feed_forward(ffn: SwiGLU, x_RH: Tensor, few: bool) -> Tensor:
         hidden = skinny_linear(x_RH, ffn.gate_up, swiglu=True)
         assert isinstance(hidden, Tensor)
         return linear(hidden, ffn.down, True)
-    gate, up = linear(x_RH, ffn.gate_up, False).chunk(2, 1)
-    return linear(torch.nn.functional.silu(gate) * up, ffn.down, False)
+    return linear(swiglu(linear(x_RH, ffn.gate_up, False)), ffn.down, False)
 
 
 def decoder(

@@ -14,7 +14,7 @@ from workbench_kernels.checks import check_dense, check_dtype, check_shape
 from workbench_kernels.dispatch import by_triton
 from workbench_kernels.rounds import ref
 
-__all__ = ["assemble_verify", "gather_seed", "ring_commit", "rollback_lengths"]
+__all__ = ["assemble_verify", "gather_seed", "keep_rows", "ring_commit", "rollback_lengths"]
 
 
 def assemble_verify(
@@ -94,6 +94,45 @@ def gather_seed(
     from workbench_kernels.rounds import kernel
 
     return kernel.gather_seed(rows_BTD, before_BD, accepted_B3, counts_B2)
+
+
+def keep_rows(
+    kept_BX: Tensor,
+    made_BX: Tensor,
+    second_BX: Tensor,
+    second_made_BX: Tensor,
+    keep_B: Tensor,
+    *,
+    impl: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Rows that a round made, in place of those before it, where the round kept any; two tensors at once.
+
+    Args:
+        kept_BX: Rows before, all those of a sequence in one row; written in place.
+        made_BX: Rows of the round.
+        second_BX: Other rows before, of the same shape; written in place.
+        second_made_BX: Those of the round.
+        keep_B: Rows kept, int32; 0 leaves a sequence as it is.
+        impl: "ref" or "triton"; default by context and device.
+
+    Returns:
+        The two tensors written.
+
+    Raises:
+        KernelError: A tensor is strided or of another shape or type.
+    """
+    others = {"kept": kept_BX, "second": second_BX, "second_made": second_made_BX}
+    check_dense("keep_rows", made=made_BX, keep=keep_B, **others)
+    for name, x in others.items():
+        check_shape("keep_rows", name, x, made_BX.shape)
+        check_dtype("keep_rows", name, x, made_BX.dtype)
+    check_shape("keep_rows", "keep", keep_B, made_BX.shape[:1])
+    check_dtype("keep_rows", "keep", keep_B, torch.int32)
+    if not by_triton("keep_rows", impl, kept_BX):
+        return ref.keep_rows(kept_BX, made_BX, second_BX, second_made_BX, keep_B)
+    from workbench_kernels.rounds import kernel
+
+    return kernel.keep_rows(kept_BX, made_BX, second_BX, second_made_BX, keep_B)
 
 
 def rollback_lengths(

@@ -50,6 +50,13 @@ def _ring(make: Maker, b: int, k: int, r: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _keep(make: Maker, b: int, x: int) -> dict[str, Any]:
+    return {
+        "kept_BX": make.normal(b, x), "made_BX": make.normal(b, x), "keep_B": make.ints(b, high=3, dtype=torch.int32),
+        "second_BX": make.normal(b, x), "second_made_BX": make.normal(b, x),
+    }  # fmt: skip
+
+
 ODD = (
     Case(dict(b=0, k=3)), Case(dict(b=1, k=1)), Case(dict(b=37, k=5), dict(p_min=0.3)),
     Case(dict(b=37, k=7, trimmed=True), dict(p_min=0.4, first=True)), Case(dict(b=41, k=6, most=True), dict(p_min=0.2)),
@@ -57,11 +64,13 @@ ODD = (
 SEEDS = (Case(dict(b=0, k=2, d=5)), Case(dict(b=1, k=0, d=1)), Case(dict(b=17, k=4, d=1037)))
 LENGTHS = (Case(dict(n=3, b=0)), Case(dict(n=1, b=1)), Case(dict(n=17, b=15)))
 RINGS = (Case(dict(b=0, k=2, r=9)), Case(dict(b=1, k=0, r=3)), Case(dict(b=41, k=6, r=19)))
+KEEPS = (Case(dict(b=0, x=9)), Case(dict(b=1, x=1)), Case(dict(b=9, x=1037)))
 EXACT = dict(module="rounds", exact=True, prepare=dict, dtypes=FLOAT32)
 
 OPS = (
     Op(name="assemble_verify", make=_assemble, odd=ODD, real=(Case(dict(b=1, k=3)),), **EXACT),  # type: ignore[arg-type]
     Op(name="gather_seed", make=_seed, odd=SEEDS, real=(Case(dict(b=1, k=3, d=2560)),), **EXACT),  # type: ignore[arg-type]
+    Op(name="keep_rows", make=_keep, odd=KEEPS, real=(Case(dict(b=1, x=10240)),), **EXACT),  # type: ignore[arg-type]
     Op(name="rollback_lengths", make=_lengths, odd=LENGTHS, real=(Case(dict(n=9, b=1)),), **EXACT),  # type: ignore[arg-type]
     Op(name="ring_commit", make=_ring, odd=RINGS, real=(Case(dict(b=1, k=3, r=65)),), **EXACT),  # type: ignore[arg-type]
 )

@@ -79,6 +79,27 @@ def ring_kernel(fed_ptr, accepted_ptr, count_ptr, ring_ptr, pending_ptr, T, R, B
     tl.store(pending_ptr + b, bonus)
 
 
+@triton.jit
+def keep_kernel(kept_ptr, made_ptr, second_ptr, second_made_ptr, keep_ptr, X, BLOCK: tl.constexpr):
+    b = tl.program_id(1).to(tl.int64)
+    x = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = (x < X) & (tl.load(keep_ptr + b) > 0)
+    tl.store(kept_ptr + b * X + x, tl.load(made_ptr + b * X + x, mask=live), mask=live)
+    tl.store(second_ptr + b * X + x, tl.load(second_made_ptr + b * X + x, mask=live), mask=live)
+
+
+def keep_rows(
+    kept_BX: Tensor, made_BX: Tensor, second_BX: Tensor, second_made_BX: Tensor, keep_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See ``workbench_kernels.rounds.keep_rows``."""
+    b, x = kept_BX.shape
+    launch(
+        keep_kernel, (-(-x // 1024), b), kept_BX, made_BX, second_BX, second_made_BX, keep_B, x, BLOCK=1024,
+        num_warps=4,
+    )  # fmt: skip
+    return kept_BX, second_BX
+
+
 def assemble_verify(
     drafts_BK: Tensor,
     probs_BK: Tensor,

@@ -46,6 +46,16 @@ def gather_seed(rows_BTD: Tensor, before_BD: Tensor, accepted_B3: Tensor, counts
     return out
 
 
+def keep_rows(
+    kept_BX: Tensor, made_BX: Tensor, second_BX: Tensor, second_made_BX: Tensor, keep_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See ``workbench_kernels.rounds.keep_rows``."""
+    for b, n in enumerate(keep_B.tolist()):
+        if n > 0:
+            kept_BX[b], second_BX[b] = made_BX[b], second_made_BX[b]
+    return kept_BX, second_BX
+
+
 def rollback_lengths(lengths_LB: Tensor, saved_B: Tensor, accepted_B3: Tensor, counts_B2: Tensor) -> Tensor:
     """See ``workbench_kernels.rounds.rollback_lengths``."""
     lengths_LB[:] = saved_B + counts_B2[:, 1] + accepted_B3[:, 0].int()

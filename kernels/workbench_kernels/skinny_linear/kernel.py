@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workbench_kernels.device.kernel import INTERPRETED, dot, launch, narrow, starts_early
+from workbench_kernels.device.kernel import INTERPRETED, dot, launch, narrow
 from workbench_kernels.rmsnorm.kernel import rmsnorm
 
 ROWS = 16
@@ -62,7 +62,6 @@ def skinny_kernel(
     x_ptr, w_ptr, scale_ptr, out_ptr, part_ptr, count_ptr, M, N, K, S, G, STEPS,
     BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, SWIGLU: tl.constexpr,
     QUANT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
-    RELEASE: tl.constexpr,
 ):  # fmt: skip
     TYPE: tl.constexpr = out_ptr.dtype.element_ty
     tile = tl.program_id(0)
@@ -72,8 +71,6 @@ def skinny_kernel(
     live_m = rows < M
     n = tile * BN + tl.arange(0, BN)
     live_n = n < N
-    if RELEASE == 1:
-        tl.extra.cuda.gdc_launch_dependents()
     if EARLY:
         if AHEAD > 0:  # the weight does not depend on what runs before
             _ask(w_ptr, n, N, K, part * STEPS * BK, AHEAD)
@@ -103,7 +100,7 @@ def skinny_kernel(
             acc = dot(x, w, acc, PRECISION)
             if SWIGLU:
                 up = dot(x, w2, up, PRECISION)
-    if RELEASE == 2:
+    if EARLY:  # no sooner: the next product's programs would take the place of this one's
         tl.extra.cuda.gdc_launch_dependents()
     at = rows[:, None] * N + n[None, :]
     live = live_m[:, None] & live_n[None, :]
@@ -143,7 +140,6 @@ MEASURED = {
 }
 
 
-EARLY, RELEASE = False, 1
 AHEAD = 2  # lines of 128 bytes of every weight row that a program asks for before the rows are there
 
 
@@ -228,7 +224,6 @@ def skinny_linear(
         k // groups, steps,
         BN=t.bn, BK=t.bk, PARTS=t.parts, SWIGLU=swiglu, QUANT=scales_NS is not None,
         EVEN=k % (t.bk * t.parts) == 0, PRECISION="ieee" if x_MK.dtype == torch.float32 else "tf32",
-        AHEAD=AHEAD if t.bk * (w_NK.element_size()) >= 128 else 0, num_warps=t.warps, num_stages=t.stages, early=EARLY,
-        RELEASE=RELEASE if starts_early(x_MK.device) else 0, **({} if EARLY else {"EARLY": False}),
+        AHEAD=AHEAD if t.bk * w_NK.element_size() >= 128 else 0, num_warps=t.warps, num_stages=t.stages, early=True,
     )  # fmt: skip
     return out_MN

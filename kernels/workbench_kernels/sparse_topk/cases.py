@@ -31,6 +31,8 @@ def _read(given: Mapping[str, Any], made: Any) -> int:
 ODD = (
     Case(dict(r=0, v=100), dict(k=3)),
     Case(dict(r=1, v=1), dict(k=1)),
+    Case(dict(r=5, v=1021, ties=True), dict(k=1, temperature=0.6)),
+    Case(dict(r=3, v=333), dict(k=1)),
     Case(dict(r=2, v=97), dict(k=5, temperature=0.7)),
     Case(dict(r=3, v=2311), dict(k=64, temperature=1.3)),
     Case(dict(r=4, v=1021, ties=True), dict(k=17)),
@@ -45,6 +47,7 @@ REAL = (
     Case(dict(r=512, v=248320), dict(k=64, temperature=0.7)),
     Case(dict(r=8, v=248320), dict(k=64)),
     Case(dict(r=1, v=248320), dict(k=64)),
+    Case(dict(r=4, v=248320), dict(k=1)),
 )
 BIG = tuple(Case(dict(r=r, v=248320, k=2560), dict(k=64, settle=False)) for r in (8, 512))
 CLOSE = {torch.float32: 2e-5, torch.bfloat16: 2e-5}

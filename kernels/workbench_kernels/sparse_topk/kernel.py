@@ -236,6 +236,42 @@ def merge_kernel(
     tl.store(flag_ptr + row, (bound >= key_value((least >> 32).to(tl.int32))).to(tl.int32))
 
 
+@triton.jit
+def best_kernel(
+    x_ptr, max_ptr, one_ptr, hot_ptr, id_ptr, logit_ptr, prob_ptr, tail_ptr, lse_ptr, lse_t_ptr, V, G, inverse_t,
+    HOT: tl.constexpr, GP: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    g = tl.arange(0, GP)
+    live = g < G
+    top = tl.load(max_ptr + row * G + g, mask=live, other=-float("inf"))
+    rank = rank_key(top, live)
+    group = tl.min(tl.where(rank == tl.max(rank, 0), g, GP), 0)
+    peak = tl.max(top, 0)
+    one = tl.load(one_ptr + row * G + g, mask=live, other=0.0)
+    hot = one
+    if HOT:
+        hot = tl.load(hot_ptr + row * G + g, mask=live, other=0.0)
+    outside = live & (g != group)
+    rest_one, _ = _normaliser(top, one, outside, peak, 1.0)
+    rest, _ = _normaliser(top, hot, outside, peak, inverse_t)
+    ids = group * WIDE + tl.arange(0, WIDE)
+    known = ids < V
+    x = tl.load(x_ptr + row * V + ids, mask=known, other=-float("inf")).to(tl.float32)
+    own = rank_key(x, known)
+    place = tl.min(tl.where(own == tl.max(own, 0), ids, 0x7FFFFFFF), 0)
+    value = tl.sum(tl.where(ids == place, x, 0.0), 0)
+    inside_one = tl.sum(tl.where(known, tl.exp(x - peak), 0.0).to(tl.float64), 0)
+    weight = tl.where(known, tl.exp((x - peak) * inverse_t), 0.0).to(tl.float64)
+    total = rest + tl.sum(weight, 0)
+    tl.store(id_ptr + row, place)
+    tl.store(logit_ptr + row, value)
+    tl.store(prob_ptr + row, (tl.exp((value - peak) * inverse_t).to(tl.float64) / total).to(tl.float32))
+    tl.store(tail_ptr + row, ((rest + tl.sum(tl.where(ids == place, 0.0, weight), 0)) / total).to(tl.float32))
+    tl.store(lse_ptr + row, (peak + tl.log(rest_one + inside_one)).to(tl.float32))
+    tl.store(lse_t_ptr + row, (peak * inverse_t + tl.log(total)).to(tl.float32))
+
+
 def _empty(rows: int, k: int, device: torch.device) -> Sparse:
     wide = dict(dtype=torch.float32, device=device)
     ids = torch.empty(rows, k, dtype=torch.int32, device=device)
@@ -255,6 +291,12 @@ def sparse_topk(logits_RV: Tensor, k: int, temperature: float) -> Sparse:
         groups_kernel, (-(-groups // each), rows), logits_RV, top, one, hot, vocab, groups, 1 / temperature,
         HOT=hotter, GROUPS=each, WIDE=GROUP, num_warps=PLAN.warps,
     )  # fmt: skip
+    if k == 1:
+        launch(
+            best_kernel, (rows,), logits_RV, top, one, hot, *out, vocab, groups, 1 / temperature,
+            HOT=hotter, GP=power(groups), WIDE=GROUP, num_warps=8,
+        )  # fmt: skip
+        return out
     wide = power(k, 8)
     listed = torch.empty(rows, wide, dtype=torch.int32, device=logits_RV.device)
     keys = torch.empty(rows, wide, dtype=torch.int64, device=logits_RV.device)

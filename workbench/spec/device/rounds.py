@@ -25,7 +25,7 @@ from workbench.model.hybrid import HybridModel
 from workbench.spec.device.graphs import Graphs
 from workbench.spec.device.law import Choices, DeviceLaw
 from workbench.spec.device.planes import Planes
-from workbench_kernels.rounds import assemble_verify
+from workbench_kernels.rounds import assemble_verify, keep_rows
 from workbench_kernels.settle import (
     ALIVE,
     COUNTED,
@@ -283,9 +283,8 @@ class DeviceRounds:
         settle_round(self.books, picks, sound, fed, counts, self.probs_BK, stops_S=self.stops_S)
         keep_B = self.books.ints_XB[KEEP]
         self.planes.commit(keep_B)
-        lives = keep_B > 0
-        torch.where(lives, normed, self.old_normed_TH, out=self.old_normed_TH)
-        torch.where(lives, trunk, self.old_trunk_TH, out=self.old_trunk_TH)
+        rows = (x.view(1, -1) for x in (self.old_normed_TH, normed, self.old_trunk_TH, trunk))
+        keep_rows(*rows, keep_B)
 
     def round(self) -> None:
         """One whole round."""
