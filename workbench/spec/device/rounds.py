@@ -283,8 +283,8 @@ class DeviceRounds:
         settle_round(self.books, picks, sound, fed, counts, self.probs_BK, stops_S=self.stops_S)
         keep_B = self.books.ints_XB[KEEP]
         self.planes.commit(keep_B)
-        rows = (x.view(1, -1) for x in (self.old_normed_TH, normed, self.old_trunk_TH, trunk))
-        keep_rows(*rows, keep_B)
+        flat = [x.view(1, -1) for x in (self.old_normed_TH, normed, self.old_trunk_TH, trunk)]
+        keep_rows(flat[0], flat[1], flat[2], flat[3], keep_B)
 
     def round(self) -> None:
         """One whole round."""
