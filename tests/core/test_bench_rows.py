@@ -9,7 +9,15 @@ from typing import Any
 import polars as pl
 import pytest
 
-from workbench.core.bench_rows import UNPARTED, arm_ratios, latest_ops, op_ratios, phases_by_arm, read_rows
+from workbench.core.bench_rows import (
+    UNPARTED,
+    arm_ratios,
+    latest_ops,
+    op_ratios,
+    phase_floors,
+    phases_by_arm,
+    read_rows,
+)
 from workbench.core.errors import UserError
 
 COMMITTED = Path(__file__).resolve().parents[2] / "data" / "bench" / "kernels.jsonl"
@@ -108,3 +116,14 @@ def test_ratios_come_by_arm_and_head():
     assert frame["ratio"].to_list() == [1.3, 1.7, 1.8, 2.0]
     with pytest.raises(UserError, match="no row of speculative over plain decode for 4B"):
         arm_ratios(pl.DataFrame(anatomy(), infer_schema_length=None), shape="4B")
+
+
+def test_floors_are_of_one_kind_and_the_last_row_of_a_phase():
+    floor = {"kind": "graph", "rows": 4, "floor_ms": 2.0, "of_floor": 0.5, "piece": "verify"}
+    rows = [phase("", "verify", 5.0, **floor), phase("", "verify", 4.0, **floor), *anatomy()]
+    rows += [phase("", "verify", 9.0, **{**floor, "kind": "eager"})]
+    frame = pl.DataFrame(rows, infer_schema_length=None)
+    assert phase_floors(frame, shape="4B").rows() == [("verify", 4, 4.0, 2.0, 0.5)]
+    assert phase_floors(frame, shape="4B", kind="eager")["ms"].to_list() == [9.0]
+    with pytest.raises(UserError, match="no row of the phases of 9B alone, fast, graph"):
+        phase_floors(frame, shape="9B")

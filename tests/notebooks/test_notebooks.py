@@ -27,6 +27,7 @@ NAMES = (
     "10_trees",
     "11_predicted_against_live",
     "12_explore",
+    "13_what_bounds_a_round",
 )
 
 MAX_LINES = 15

@@ -166,3 +166,34 @@ def arm_ratios(frame: pl.DataFrame, *, shape: str, mode: str = "fast") -> pl.Dat
     return rows.sort(order, "head", descending=[False, True]).select(
         "arm", "head", "p20", "p80", "by_bytes", ratio="value"
     )
+
+
+def phase_floors(frame: pl.DataFrame, *, shape: str, mode: str = "fast", kind: str = "graph") -> pl.DataFrame:
+    """Phases of a round alone on the device, beside the time a copy of their least bytes takes.
+
+    Args:
+        frame: Rows as of ``phases_by_arm``, of the pieces "verify" and "draft".
+        shape: Which geometry.
+        mode: "fast" (default) or "exact".
+        kind: How the phase ran: "graph" (default), without the host's time, or "eager".
+
+    Returns:
+        Rows of phase, rows, ms, floor_ms and of_floor (the floor's share of the time), the last row of each phase.
+
+    Raises:
+        UserError: A column is missing, or there is no such row.
+    """
+    import polars as pl
+
+    columns = ("shape", "mode", "kind", "phase", "rows", "value", "unit", "floor_ms", "of_floor")
+    require(frame, columns, "a frame of shape rows")
+    chosen = (pl.col("shape") == shape) & (pl.col("mode") == mode) & (pl.col("kind") == kind)
+    rows = frame.filter(chosen & (pl.col("unit") == "ms")).unique("phase", keep="last", maintain_order=True)
+    if not len(rows):
+        raise UserError(
+            f"there is no row of the phases of {shape} alone, {mode}, {kind}: measure them by `workbench bench decode "
+            f"--shape {shape} --only verify,draft` on a GPU"
+        )
+    return rows.select("phase", "rows", "floor_ms", "of_floor", ms="value").select(
+        "phase", "rows", "ms", "floor_ms", "of_floor"
+    )
