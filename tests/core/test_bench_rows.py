@@ -17,11 +17,12 @@ from workbench.core.bench_rows import (
     phase_floors,
     phases_by_arm,
     read_rows,
+    round_times,
 )
 from workbench.core.errors import UserError
 
 COMMITTED = Path(__file__).resolve().parents[2] / "data" / "bench" / "kernels.jsonl"
-PHASES = ("draft", "verify issue", "verify wait", "accept", "commit", "other")
+PHASES = ("draft", "verify_issue", "verify_wait", "accept", "commit", "other")
 
 
 def op(name: str, value: float, **more: Any) -> dict[str, Any]:
@@ -30,24 +31,29 @@ def op(name: str, value: float, **more: Any) -> dict[str, Any]:
     return {**given, "stock_us": 60.0, "speedup": 60.0 / value, "superseded": None, **more}
 
 
-def phase(arm: str, name: str, value: float, **more: Any) -> dict[str, Any]:
+def shaped(piece: str, value: float, **more: Any) -> dict[str, Any]:
+    """A row of ``workbench bench decode --shape``."""
+    spread = {"value": value, "p20": 0.9 * value, "p80": 1.1 * value, "n": 40}
+    return {"piece": piece, "shape": "4B", "mode": "fast", "unit": "ms", **spread, **more}
+
+
+def part(arm: str, name: str, value: float, **more: Any) -> dict[str, Any]:
     """A row of the piece "anatomy"."""
-    given = {"piece": "anatomy", "shape": "4B", "mode": "fast", "arm": arm, "phase": name, "value": value}
-    spread = {"p20": 0.9 * value, "p80": 1.1 * value, "n": 40, "unit": "ms", "trim": None, "by_bytes": None}
-    return {**given, **spread, **more}
+    return shaped("anatomy", value, **{"arm": arm, "group": "round", "part": name, "synchronised": False, **more})
 
 
 def anatomy() -> list[dict[str, Any]]:
-    """Rows of three arms; a streamed round is measured as a whole, and the draft step's own parts are no phases."""
-    rows = [phase("eager", name, 1.0 + i) for i, name in enumerate(PHASES)]
-    rows += [phase("graphed", name, 0.5 + i) for i, name in enumerate(PHASES)]
-    rows += [phase("streamed", name, 4.0 if name == "other" else 0.0) for name in PHASES]
-    return rows + [phase("eager", "glue", 0.3, synchronised=True)]
+    """Rows of three arms, each once measured before; a streamed round is not parted; and what is no phase."""
+    rows = [part(arm, name, 99.0) for arm in ("streamed", "eager") for name in (*PHASES[-1:], "total")]
+    rows += [part("eager", name, 1.0 + i) for i, name in enumerate(PHASES)] + [part("eager", "total", 20.5)]
+    rows += [part("graphed", name, 0.5 + i) for i, name in enumerate(PHASES) if name != "accept"]
+    rows += [part("graphed", "total", 14.0), part("streamed", "other", 4.0), part("streamed", "total", 4.0)]
+    return [*rows, part("eager", "glue", 0.3, group="draft step"), part("eager", "draft", 0.3, group="setup")]
 
 
 def ratio(arm: str, value: float, **more: Any) -> dict[str, Any]:
     """A row of speculative over plain decode."""
-    return phase(arm, "", value, piece="speculative", unit="ratio", by_bytes=2.1, **more)
+    return shaped("speculative", value, **{"arm": arm, "unit": "ratio", "by_bytes": 2.1, **more})
 
 
 def test_the_last_row_that_passed_and_still_holds_counts():
@@ -90,10 +96,14 @@ def test_phases_come_by_arm_and_an_unparted_round_says_so(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in anatomy()))
     frame = phases_by_arm(read_rows(path), shape="4B")
     assert frame["group"].unique(maintain_order=True).to_list() == ["eager", "graphed", "streamed"]
-    assert frame.filter(pl.col("group") == "eager")["part"].to_list() == list(PHASES)
+    assert frame.filter(pl.col("group") == "eager")["part"].to_list() == [name.replace("_", " ") for name in PHASES]
     assert frame.filter(pl.col("group") == "eager")["ms"].to_list() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert "accept" not in frame.filter(pl.col("group") == "graphed")["part"]
     assert frame.filter(pl.col("group") == "streamed").select("part", "ms").rows() == [(UNPARTED, 4.0)]
     assert not frame["synchronised"].any()
+    whole = round_times(read_rows(path), shape="4B")
+    assert whole["arm"].to_list() == ["eager", "graphed", "streamed"] and whole["ms"].to_list() == [20.5, 14.0, 4.0]
+    assert (whole["p20"] < whole["ms"]).all() and (whole["p80"] > whole["ms"]).all()
 
 
 @pytest.mark.parametrize("arm", ["eager", "graphed", "streamed"])
@@ -101,6 +111,8 @@ def test_an_arm_without_rows_is_refused(arm):
     rows = pl.DataFrame(anatomy(), infer_schema_length=None)
     with pytest.raises(UserError, match=f"no row of the phases of the arm '{arm}' for 4B, fast"):
         phases_by_arm(rows.filter(pl.col("arm") != arm), shape="4B")
+    with pytest.raises(UserError, match=f"arm '{arm}'"):
+        round_times(rows.filter((pl.col("arm") != arm) | (pl.col("part") != "total")), shape="4B")
     with pytest.raises(UserError, match="for 9B, fast"):
         phases_by_arm(rows, shape="9B")
     with pytest.raises(UserError, match="for 4B, exact"):
@@ -109,19 +121,19 @@ def test_an_arm_without_rows_is_refused(arm):
 
 def test_ratios_come_by_arm_and_head():
     rows = [ratio("streamed", 2.0), ratio("eager", 1.2), ratio("eager", 1.3), ratio("graphed", 1.8, trim=32768)]
-    rows += [ratio("graphed", 1.7), phase("graphed", "draft", 1.0)]
+    rows += [ratio("graphed", 1.7), part("graphed", "draft", 1.0)]
     frame = arm_ratios(pl.DataFrame(rows, infer_schema_length=None), shape="4B")
     assert frame["arm"].to_list() == ["eager", "graphed", "graphed", "streamed"]
     assert frame["head"].to_list() == ["whole", "whole", "trimmed", "whole"]
     assert frame["ratio"].to_list() == [1.3, 1.7, 1.8, 2.0]
     with pytest.raises(UserError, match="no row of speculative over plain decode for 4B"):
-        arm_ratios(pl.DataFrame(anatomy(), infer_schema_length=None), shape="4B")
+        arm_ratios(pl.DataFrame([*rows[-1:], ratio("eager", 1.0, shape="9B")], infer_schema_length=None), shape="4B")
 
 
 def test_floors_are_of_one_kind_and_the_last_row_of_a_phase():
-    floor = {"kind": "graph", "rows": 4, "floor_ms": 2.0, "of_floor": 0.5, "piece": "verify"}
-    rows = [phase("", "verify", 5.0, **floor), phase("", "verify", 4.0, **floor), *anatomy()]
-    rows += [phase("", "verify", 9.0, **{**floor, "kind": "eager"})]
+    floor = {"phase": "verify", "kind": "graph", "rows": 4, "floor_ms": 2.0, "of_floor": 0.5}
+    rows = [shaped("verify", 5.0, **floor), shaped("verify", 4.0, **floor), *anatomy()]
+    rows += [shaped("verify", 9.0, **{**floor, "kind": "eager"})]
     frame = pl.DataFrame(rows, infer_schema_length=None)
     assert phase_floors(frame, shape="4B").rows() == [("verify", 4, 4.0, 2.0, 0.5)]
     assert phase_floors(frame, shape="4B", kind="eager")["ms"].to_list() == [9.0]

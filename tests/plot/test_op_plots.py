@@ -19,7 +19,7 @@ from workbench.core.errors import UserError
 from workbench.core.frames import phase_schema
 
 COMMITTED = read_rows(Path(__file__).resolve().parents[2] / "data" / "bench" / "kernels.jsonl")
-PARTS = ("draft", "verify issue", "verify wait", "accept", "commit", "other")
+PARTS = ("draft", "verify_issue", "verify_wait", "accept", "commit", "other")
 
 
 def made_calls(n: int = 30) -> pl.DataFrame:
@@ -53,11 +53,12 @@ def made_phases() -> pl.DataFrame:
         "graphed": (1.1, 0.2, 2.5, 0, 0.4, 0.1),
         "streamed": (0, 0, 0, 0, 0, 4),
     }
-    same = {"piece": "anatomy", "shape": "4B", "mode": "fast", "unit": "ms", "n": 40}
+    same = {"piece": "anatomy", "shape": "4B", "mode": "fast", "group": "round", "unit": "ms", "n": 40}
     rows = [
-        {**same, "arm": arm, "phase": part, "value": float(ms)}
+        {**same, "arm": arm, "part": part, "value": float(ms)}
         for arm, times in values.items()
-        for part, ms in zip(PARTS, times)
+        for part, ms in zip((*PARTS, "total"), (*times, sum(times)))
+        if ms
     ]
     return phases_by_arm(pl.DataFrame(rows), shape="4B")
 

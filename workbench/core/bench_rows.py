@@ -97,8 +97,8 @@ def phases_by_arm(frame: pl.DataFrame, *, shape: str, mode: str = "fast") -> pl.
     """Phases of a round, one group per arm, as a phases frame of medians.
 
     Args:
-        frame: Rows of ``workbench bench decode --shape``: piece, shape, mode, arm, phase, value (ms), unit, n. Columns
-            synchronised and trim are read where they are there; rows of a trimmed head are left out.
+        frame: Rows of ``workbench bench decode --shape``: piece, shape, mode, arm, group, part, value (ms), unit, n;
+            synchronised is read where it is there.
         shape: Which geometry, such as "4B".
         mode: "fast" (default) or "exact".
 
@@ -111,26 +111,59 @@ def phases_by_arm(frame: pl.DataFrame, *, shape: str, mode: str = "fast") -> pl.
     """
     import polars as pl
 
-    require(frame, ("piece", "shape", "mode", "arm", "phase", "value", "unit", "n"), "a frame of shape rows")
-    chosen = (pl.col("piece") == "anatomy") & (pl.col("shape") == shape) & (pl.col("mode") == mode)
-    rows = frame.filter(chosen & (pl.col("unit") == "ms")).with_columns(pl.col("phase").str.replace_all("_", " "))
-    if "trim" in rows.columns:
-        rows = rows.filter(pl.col("trim").is_null())
+    rows = _round_rows(frame, shape, mode)
     out: list[tuple[str, str, float, int, bool]] = []
     for arm in ARMS:
-        part = rows.filter(pl.col("arm") == arm).unique("phase", keep="last", maintain_order=True)
-        by_phase = {row["phase"]: row for row in part.iter_rows(named=True)}
-        found = [by_phase[name] for name in (one.replace("_", " ") for one in PHASES) if name in by_phase]
-        if not any(row["value"] > 0 for row in found):
+        part = {row["part"]: row for row in rows.filter(pl.col("arm") == arm).iter_rows(named=True)}
+        found = [part[name] for name in PHASES if name in part]
+        names = [row["part"].replace("_", " ") for row in found]
+        if names == ["other"]:
+            names = [UNPARTED]
+        out += [(arm, name, row["value"], row["n"], bool(row.get("synchronised"))) for name, row in zip(names, found)]
+    return pl.DataFrame(out, schema=phase_schema(), orient="row")
+
+
+def round_times(frame: pl.DataFrame, *, shape: str, mode: str = "fast") -> pl.DataFrame:
+    """Milliseconds of a whole round by arm.
+
+    Args:
+        frame: Rows as of ``phases_by_arm``, with p20 and p80.
+        shape: Which geometry.
+        mode: "fast" (default) or "exact".
+
+    Returns:
+        Rows of arm, ms (median), p20, p80 and rounds, in the order of arms.
+
+    Raises:
+        UserError: A column is missing, or an arm has no row of this shape and mode.
+    """
+    import polars as pl
+
+    require(frame, ("p20", "p80"), "a frame of shape rows")
+    rows = _round_rows(frame, shape, mode).filter(pl.col("part") == "total")
+    order = {arm: i for i, arm in enumerate(ARMS)}
+    rows = rows.sort(pl.col("arm").replace_strict(order))
+    return rows.select("arm", "value", "p20", "p80", "n").rename({"value": "ms", "n": "rounds"})
+
+
+def _round_rows(frame: pl.DataFrame, shape: str, mode: str) -> pl.DataFrame:
+    """The last row of every arm and part of a round; each arm has its total and a phase."""
+    import polars as pl
+
+    require(
+        frame, ("piece", "shape", "mode", "arm", "group", "part", "value", "unit", "n"), "a frame of shape rows"
+    )  # fmt: skip
+    chosen = (pl.col("piece") == "anatomy") & (pl.col("group") == "round") & (pl.col("unit") == "ms")
+    rows = frame.filter(chosen & (pl.col("shape") == shape) & (pl.col("mode") == mode) & pl.col("arm").is_in(ARMS))
+    rows = rows.unique(["arm", "part"], keep="last", maintain_order=True)
+    for arm in ARMS:
+        parts = {*rows.filter(pl.col("arm") == arm)["part"]}
+        if "total" not in parts or not parts & {*PHASES}:
             raise UserError(
                 f"there is no row of the phases of the arm {arm!r} for {shape}, {mode}: measure them by `workbench "
                 f"bench decode --shape {shape} --only anatomy` on a GPU"
             )
-        whole = [row for row in found if row["value"] > 0]
-        if [row["phase"] for row in whole] == ["other"]:
-            found = [{**whole[0], "phase": UNPARTED}]
-        out += [(arm, row["phase"], row["value"], row["n"], bool(row.get("synchronised"))) for row in found]
-    return pl.DataFrame(out, schema=phase_schema(), orient="row")
+    return rows
 
 
 def arm_ratios(frame: pl.DataFrame, *, shape: str, mode: str = "fast") -> pl.DataFrame:
