@@ -15,6 +15,7 @@ import workbench_kernels
 from workbench_kernels import bench
 from workbench_kernels.checks import KernelError
 from workbench_kernels.dispatch import recorded, use
+from workbench_kernels.errors import error_rows, moved_by_count, moved_by_place, relative_error
 from workbench_kernels.gated_delta import delta_inputs, gated_delta_chunk, gated_delta_scan
 from workbench_kernels.registry import FOLDERS, Case, Maker, Op, misses, ops
 from workbench_kernels.rmsnorm import rmsnorm
@@ -229,3 +230,40 @@ def test_packed_rows_are_those_of_the_cache_formats():
         packed = PACK[name](x)
         assert torch.equal(packed, FORMATS[name].encode(x))
         assert torch.equal(unpack(packed, name), FORMATS[name].decode(packed, torch.float32))
+
+
+# ------------------------------------------------------------------------------------------------- errors, as rows
+
+
+def test_errors_are_rows_and_the_librarys_product_moves_with_its_count():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "workbench_kernels.errors", "skinny_linear"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "kernels"), "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    op = ops()["skinny_linear"]
+    assert len(rows) == len(op.odd) * len(op.dtypes)
+    assert all(row["check"] == "passed" and row["error"] <= row["allowed"] for row in rows)
+    assert not any(row["moved_by_count"] for row in rows) and sum(row["rows"] for row in rows) > 50
+    assert sum(row["stock_moved_by_count"] for row in rows) > 0, "the law sees a product whose bits change with rows"
+
+
+@pytest.mark.parametrize("fault", ["", "neighbours"])
+def test_rows_that_move_are_counted(fault):
+    op = mistaken(fault)
+    given = op.inputs(op.odd[0], dtype=torch.float32, device="cpu")
+    assert (moved_by_count(op.call, given, ["x"]) > 0) == bool(fault)
+    assert (moved_by_place(op.call, given, ["x"]) > 0) == bool(fault)
+    placed = mistaken("place").call
+    assert moved_by_place(placed, given, ["x"]) > 0 and moved_by_count(placed, given, ["x"]) == 0
+
+
+def test_a_relative_error_is_one_of_norms():
+    truth = torch.full((4,), 2.0, dtype=torch.float64)
+    assert relative_error([truth.float() * 1.01], [truth]) == pytest.approx(0.01, rel=1e-4)
+    assert relative_error([torch.zeros(0)], [torch.zeros(0, dtype=torch.float64)]) == 0
+    with pytest.raises(KernelError, match="op 'skinny' is not valid: choose one of rmsnorm"):
+        next(error_rows("skinny", device="cpu"))

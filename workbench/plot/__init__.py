@@ -5,7 +5,9 @@ from workbench.plot.calibration import acceptance_by_class, reliability
 from workbench.plot.heatmaps import heatmap
 from workbench.plot.likelihood import nll, nll_by_position
 from workbench.plot.measures import differences, rate_by
+from workbench.plot.ops import op_errors, op_speeds
 from workbench.plot.phases import phase_anatomy
+from workbench.plot.roofline import roofline
 from workbench.plot.sampling import by_setting, laws
 from workbench.plot.stacks import stacked
 from workbench.plot.sweeps import pareto, predicted_vs_measured, speedup_by_k, survival
@@ -22,11 +24,14 @@ __all__ = [
     "laws",
     "nll",
     "nll_by_position",
+    "op_errors",
+    "op_speeds",
     "pareto",
     "phase_anatomy",
     "predicted_vs_measured",
     "rate_by",
     "reliability",
+    "roofline",
     "speedup_by_k",
     "survival",
     "tree_gain",

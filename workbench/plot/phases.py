@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from workbench.core.bench_rows import UNPARTED
 from workbench.core.errors import check_choice
 from workbench.core.frames import GROUPS, PHASES, phase_schema, require
 from workbench.plot import frames, style
@@ -23,12 +24,15 @@ NAMES = {
     "setup": "whole generation",
 }
 # A phase of a round has one colour everywhere; a model that does not part the verify has that of its larger part.
-ROUND_COLOURS = {name.replace("_", " "): i for i, name in enumerate(PHASES)} | {"verify": 1}
+ROUND_COLOURS = {name.replace("_", " "): i for i, name in enumerate(PHASES)} | {"verify": 1, UNPARTED: len(PHASES)}
 SCALES = ("share", "ms")
+STATISTICS = ("mean", "median")
 LETTER = 0.62 * style.SMALL  # width of a letter, points, with some air
 
 
-def phase_anatomy(frame: pl.DataFrame, *, ax: Axes | None = None, scale: str = "share") -> Axes:
+def phase_anatomy(
+    frame: pl.DataFrame, *, ax: Axes | None = None, scale: str = "share", statistic: str = "mean"
+) -> Axes:
     """Stacked horizontal bars of time: round phases, measured or predicted, draft-step anatomy and the setup split.
 
     The groups differ by orders of magnitude, so each bar is 100 % of its own group; parts carry milliseconds.
@@ -40,16 +44,19 @@ def phase_anatomy(frame: pl.DataFrame, *, ax: Axes | None = None, scale: str = "
         ax: Axes to draw on; None for a new figure.
         scale: "share" (default), or "ms" for one scale in milliseconds, which suits groups of one kind, such as rounds
             measured and predicted, or rounds of several policies.
+        statistic: What ms is over the count, for the caption: "mean" (default) or "median"; a bar of medians is their
+            sum.
 
     Returns:
         The axes.
 
     Raises:
-        UserError: A column is missing, or the scale is unknown.
+        UserError: A column is missing, or the scale or the statistic is unknown.
     """
     import polars as pl
 
     check_choice("scale", scale, SCALES)
+    check_choice("statistic", statistic, STATISTICS)
     require(frame, tuple(phase_schema()), "a phases frame")
     known = [*GROUPS, *(name for name in frame["group"].unique(maintain_order=True) if name not in GROUPS)]
     rows = [(name, part) for name in known if len(part := frame.filter(pl.col("group") == name))]
@@ -68,9 +75,10 @@ def phase_anatomy(frame: pl.DataFrame, *, ax: Axes | None = None, scale: str = "
 
         at = [tick for tick in MaxNLocator(5).tick_values(0, longest) if tick <= longest]
         ax.set_xticks([100 * tick / longest for tick in at], [f"{tick:g}" for tick in at])
-    style.titles(ax, "Where the time goes", x="mean time (ms)" if scale == "ms" else "share of the group's time (%)")
+    along = f"{statistic} time (ms)" if scale == "ms" else "share of the group's time (%)"
+    style.titles(ax, "Where the time goes", x=along)
     n = "; ".join(
-        f"{_plain(name)}: mean of {frames.counted(int(part['count'][0]), UNITS.get(name, 'sample'))}"
+        f"{_plain(name)}: {statistic} of {frames.counted(int(part['count'][0]), _unit(name, part))}"
         for name, part in rows
     )
     marked = any(part["synchronised"].any() for _, part in rows)
@@ -107,7 +115,7 @@ def _bar(ax: Axes, y: int, name: str, part: pl.DataFrame, whole: float) -> None:
         elif ms > 0:
             narrow.append((centre, " ".join(lines), ink))
     _below(ax, y, narrow, percent)
-    note = f"{_ms(total)}\nper {UNITS.get(name, 'round' if known else 'sample')}"
+    note = f"{_ms(total)}\nper {_unit(name, part)}"
     ax.text(101, y, note, va="center", fontsize=style.BODY, color=style.tone(ax))
 
 
@@ -123,6 +131,11 @@ def _below(ax: Axes, y: int, labels: list[tuple[float, str, str]], percent: floa
             ax.plot([at, x], [y + 0.23, under - 0.07], color=ink, linewidth=0.8, zorder=1, clip_on=False)
             label = ax.text(x, under, text, ha="center", va="center", fontsize=style.SMALL, color=style.INK, zorder=3)
             label.set_bbox({"facecolor": "white", "alpha": 0.82, "edgecolor": "none", "pad": 0.6})
+
+
+def _unit(name: str, part: pl.DataFrame) -> str:
+    """What one sample of a group is: a round, where all its parts are phases of one."""
+    return UNITS.get(name, "round" if {*part["part"]} <= {*ROUND_COLOURS} else "sample")
 
 
 def _name(name: str, part: pl.DataFrame) -> str:
