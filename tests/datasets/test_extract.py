@@ -6,7 +6,6 @@ import inspect
 import json
 import shutil
 import socket
-import sys
 import tracemalloc
 from pathlib import Path
 

@@ -20,7 +20,6 @@ from workbench.core.schemas import anchor_schema
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets.anchors import Anchors, anchor_positions, slot_mask
 from workbench.datasets.groups import batch_limit, plan_groups
-from workbench.datasets.landing import HostCopies
 from workbench.datasets.norm import NORM_FILE, norm_bytes, norm_facts
 from workbench.datasets.options import ExtractOptions
 from workbench.datasets.passes import Passed, filled_records, run_group
@@ -28,6 +27,7 @@ from workbench.datasets.provenance import as_corpus, check_tapes, new_manifest
 from workbench.datasets.shards import Part, ShardDirectory, in_order, load_shards, plan_shards
 from workbench.datasets.window import Filled, Window
 from workbench.model.hybrid import HybridModel
+from workbench.model.transfer import HostCopies
 
 if TYPE_CHECKING:
     import datasets

@@ -20,11 +20,11 @@ from workbench.core.errors import UserError
 from workbench.core.tape import Tape
 from workbench.datasets.groups import chunk_counts
 from workbench.datasets.heads import extremes, head_slices
-from workbench.datasets.landing import HostCopies, Landing, upload
 from workbench.datasets.options import ExtractOptions
 from workbench.datasets.topk import SparseRows, check_mass, check_rows, kept_columns
 from workbench.datasets.window import Filled, Window
 from workbench.model.hybrid import HybridModel
+from workbench.model.transfer import HostCopies, Landing, upload
 
 KEPT = ("ids", "logits", "probs", "tail", "logsumexp", "logsumexp_t")
 
@@ -107,7 +107,9 @@ def run_group(
         carriers = [w.carriers_in(start, end) for w, end in zip(windows, ends, strict=True)]
         scored_R, carriers_C = (flat_places([at - start for at in places], t) for places in (scored, carriers))
         if len(scored_R) or len(carriers_C):
-            picked = upload(np.concatenate([scored_R, carriers_C]), model.device).split([len(scored_R), len(carriers_C)])
+            picked = upload(np.concatenate([scored_R, carriers_C]), model.device).split(
+                [len(scored_R), len(carriers_C)]
+            )
             columns = _scored(model, rows.normed_BTH.flatten(0, 1)[picked[0]], options) if len(scored_R) else {}
             columns |= _trunk(rows.trunk_BTH.flatten(0, 1)[picked[1]], options.hidden_dtype)
             yield Passed(documents, windows, ends, scored, carriers, copies.send(columns))

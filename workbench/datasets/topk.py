@@ -85,7 +85,9 @@ def sparse_rows(logits_RV: Tensor, *, top_k: int, temperature: float) -> SparseR
     Returns:
         The kept rows, on the host.
     """
-    return SparseRows(*(column.cpu().numpy() for column in kept_columns(logits_RV, top_k=top_k, temperature=temperature)))
+    return SparseRows(
+        *(column.cpu().numpy() for column in kept_columns(logits_RV, top_k=top_k, temperature=temperature))
+    )
 
 
 def kept_columns(logits_RV: Tensor, *, top_k: int, temperature: float) -> Sparse:

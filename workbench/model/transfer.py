@@ -1,12 +1,13 @@
-"""Columns on their way from a device to the host: pinned copies on a stream of their own, waited for by the reader.
+"""Values on their way between host and device, without either waiting for the other.
 
-The pinned buffers come from torch's cache of pinned memory, which hands one out again once its copy is done and its
-reader has let go of it; how many are in flight is bounded by the queue that landings wait in.
+Columns go to the host by pinned copies on a stream of their own, waited for by whoever reads them. The pinned buffers
+come from torch's cache of pinned memory, which hands one out again once its copy is done and its reader has let go of
+it; how many are in flight is bounded by the queue that landings wait in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ class HostCopies:
         return Landing(landed, arrived)
 
 
-def upload(x: np.ndarray, device: torch.device) -> Tensor:
-    """An array on a device; from pinned memory to a GPU, so that the caller does not wait."""
-    host = torch.from_numpy(x)
+def upload(x: np.ndarray | Sequence[int], device: torch.device) -> Tensor:
+    """An array, or integers, on a device; from pinned memory to a GPU, so that the caller does not wait."""
+    host = torch.from_numpy(x if isinstance(x, np.ndarray) else np.array(x, np.int64))
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
