@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from collections import Counter
 from pathlib import Path
 from time import sleep
 
 import pytest
+import torch
 
 from workbench.bench import NAMES, run
 from workbench.bench.arms import interleave, ratio_row, speed_row
+from workbench.bench.paired import paired, quantile_row
 from workbench.core.errors import UserError
+from workbench.core.progress import quiet
 
 ROWS = sorted((Path(__file__).resolve().parents[2] / "data" / "bench").glob("*.jsonl"))
 
@@ -27,6 +32,41 @@ def test_arms_take_turns_and_the_slow_one_is_slower() -> None:
 def test_speeds_are_medians_of_tokens_per_second() -> None:
     row = speed_row("arm", [1.0, 2.0, 4.0], [8, 8, 8], mode="fast")
     assert (row["value"], row["low"], row["high"], row["mode"]) == (4.0, 2.0, 8.0, "fast")
+
+
+def test_quantiles_are_those_of_the_turns_and_the_slow_arm_is_slower() -> None:
+    row = quantile_row("arm", [5.0, 1.0, 4.0, 2.0, 3.0, 6.0], "s", mode="fast")
+    assert (row["low"], row["value"], row["high"], row["n"]) == (2.0, 3.5, 5.0, 6)
+    order: list[str] = []
+    arms = {"slow": lambda: (order.append("slow"), sleep(0.01)), "quick": lambda: order.append("quick")}
+    seconds = paired(arms, device=torch.device("cpu"), repeats=2, desc="test")
+    assert order == ["slow", "quick"] * 3 and [len(s) for s in seconds.values()] == [2, 2]
+    assert min(seconds["slow"]) > max(seconds["quick"])
+
+
+@pytest.mark.parametrize("benchmark", ["extract", "replay"])
+def test_shapes_are_measured_against_forwards_of_the_same_rows(tiny, monkeypatch, benchmark: str) -> None:
+    model = tiny(exact=False, vocab_size=97)
+    module = importlib.import_module(f"workbench.bench.{benchmark}")
+    calls: list[int] = []
+    forward = type(model).forward
+
+    def counted(self, tokens, cache, *, counts=None, **more):
+        calls.append(sum(counts) if counts is not None else tokens.numel())
+        return forward(self, tokens, cache, counts=counts, **more)
+
+    monkeypatch.setattr(type(model), "forward", counted)
+    with quiet():
+        rows = {row["name"]: row for row in module.measure_model(model, [40, 70], repeats=1, chunk=32, shape="tiny")}
+    ratios = [row for row in rows.values() if row["unit"] == "ratio"]
+    assert len(ratios) == (2 if benchmark == "extract" else len(rows) - len(ratios) - 1)
+    assert all(0 < row["low"] <= row["value"] <= row["high"] and row["shape"] == "tiny" for row in rows.values())
+    turn = calls[: len(calls) // 2]
+    assert turn == calls[len(calls) // 2 :], "both turns run the same rows"
+    if benchmark == "replay":
+        assert sum(turn) == (1 + len(ratios)) * (39 + 69), "every arm runs every row but the last"
+    else:
+        assert all(n % 2 == 0 for n in Counter(turn).values()), "each extraction runs the rows of its forward"
 
 
 @pytest.mark.parametrize(

@@ -56,4 +56,7 @@ def test_bench_runs_one_or_all_and_returns_rows(run, refused, monkeypatch, tmp_p
     assert calls == [("decode", wanted)]
     assert [row["benchmark"] for row in run("bench", "--json").data["rows"]] == list(bench.NAMES)
     assert "'sort' is not valid: choose one of 'decode', 'replay', 'extract'" in refused("bench", "sort")
-    assert "the benchmarks measure the CPU" in refused("bench", "--device", "cuda")
+    assert "needs --shape" in refused("bench", "--device", "cuda")
+    assert "needs the NAME" in refused("bench", "--shape", "4B")
+    run("bench", "extract", "--shape", "4B", "--device", "cuda", "--quiet")
+    assert calls[-1][1]["shape"] == "4B" and calls[-1][1]["device"] == "cuda"

@@ -1,4 +1,7 @@
-"""The measuring process: ``python -m workbench.bench NAME THREADS [--quick]`` prints rows as JSON lines."""
+"""The measuring process, which prints rows as JSON lines.
+
+``python -m workbench.bench NAME THREADS [--quick] [--shape SHAPE DEVICE]``
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,12 @@ def main() -> None:
     name, threads, quick = sys.argv[1], int(sys.argv[2]), "--quick" in sys.argv
     torch.set_num_threads(threads)
     module = importlib.import_module(f"workbench.bench.{name}")
-    for row in module.measure(quick=quick):
+    rows = module.measure(quick=quick)
+    if "--shape" in sys.argv:
+        shape, device = sys.argv[sys.argv.index("--shape") + 1 :][:2]
+        name_of = torch.cuda.get_device_name() if device == "cuda" else ""
+        rows = ({**row, "device_name": name_of} for row in module.measure_shape(shape, device=device, quick=quick))
+    for row in rows:
         print(json.dumps({"benchmark": name, **row}), flush=True)
 
 

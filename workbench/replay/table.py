@@ -14,6 +14,7 @@ from workbench.datasets.extract import numerical_class
 from workbench.datasets.groups import batch_limit, plan_groups
 from workbench.datasets.provenance import as_corpus, check_tapes, new_manifest
 from workbench.datasets.shards import Part, ShardDirectory, in_order, load_shards, plan_shards
+from workbench.model.chain import chains_for
 from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
 from workbench.model.transfer import HostCopies
@@ -109,7 +110,7 @@ def replay(
         The table.
 
     Raises:
-        CapabilityError: The checkpoint has no MTP head.
+        CapabilityError: The checkpoint has no MTP head, or the class is exact on a GPU.
         UserError: An option, a tape or the directory is not valid; nothing is left behind then.
     """
     options = ReplayOptions(
@@ -152,6 +153,7 @@ def replay(
             f"shadow={options.shadow} is not valid: the vocabulary has {model.config.vocab_size} ids; record fewer"
         )
     with numerical_class(model, exact):
+        chains_for(model)  # refuses a class in which the device's chains are not live ones
         manifest = new_manifest(KIND, model, corpus, parameters=options.key())
         _write(model, corpus, Path(out), manifest, options, resume)
     return load_table(out, check_hashes=False)
