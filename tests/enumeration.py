@@ -178,7 +178,8 @@ def state_of(
     """A sequence that stands after a prompt and a text."""
     tokens = [*PROMPT, *text]
     cache, fed = toy.ToyCache(), torch.tensor([tokens[:-1]])
-    drafter = proposer(model, vocab=cell["vocab"])
+    model.draft_over(cell["vocab"])
+    drafter = proposer(model)
     drafter.prime(fed, model.forward(fed, cache))
     return DecodeState(
         model,

@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workbench.model.draft_head import TrimmedDrafts
 from workbench.model.hybrid import Rows
-from workbench.model.ops import Numerics
+from workbench.model.ops import Numerics, linear
 
 T = TypeVar("T")
 Text = tuple[int, ...]
 
 
-class Toy:
+class Toy(TrimmedDrafts):
     """A model of tables.
 
     Args:
@@ -31,13 +32,23 @@ class Toy:
     """
 
     def __init__(self, vocab: int, *, seed: int = 0, apart: float = 1.0) -> None:
+        super().__init__()
         self.vocab, self.seed, self.apart = vocab, seed, apart
-        self.device, self.numerics, self.head = torch.device("cpu"), Numerics(True), None
+        self.device, self.head, self.tokenizer = torch.device("cpu"), None, None
+        self.over: Text | None = None
         self.embed = torch.eye(vocab, vocab + 1)
-        self.config = type("Config", (), {"vocab_size": vocab, "hidden_size": vocab + 1})
+        self.config = type("Config", (), {"vocab_size": vocab, "hidden_size": vocab + 1, "eos_token_id": ()})
         self._number: dict[Text, int] = {}
         self._texts: list[Text] = []
         self._hidden: dict[tuple[Text, bool], Tensor] = {}
+
+    numerics, can_draft = Numerics(True), True
+
+    def draft_over(self, ids: Text | None) -> None:
+        """Draft these ids only; None for all."""
+        if ids != self.over:
+            self.over = ids
+            self.untrim_draft_vocab() if ids is None else self.trim_draft_vocab(ids)
 
     def row(self, text: Text, head: bool = False) -> Tensor:
         """The target's logits after a text, or the head's."""
@@ -72,6 +83,10 @@ class Toy:
         cache.tokens = (*cache.tokens, *tokens_BT[0].tolist())
         rows = [self.hidden((*text, token), True) for text, token in zip(before, tokens_BT[0].tolist(), strict=True)]
         return torch.stack(rows)[None]
+
+    def _logits(self, hidden_BTH: Tensor, first: int, weight: Tensor | None = None) -> Tensor:
+        assert weight is not None
+        return linear(hidden_BTH[0], weight, self.numerics)[None, :first].float()
 
     def unembed(self, hidden_BTH: Tensor) -> Tensor:
         return hidden_BTH[..., : self.vocab]

@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "load": "workbench.facade:load",
+    "random_model": "workbench.model.shapes:random_model",
     "generate": "workbench.spec.generate:generate",
     "stream": "workbench.spec.generate:stream",
     "grammars": "workbench.spec.grammars",
@@ -20,6 +21,7 @@ _LAZY = {
     "Chat": "workbench.spec.chat:Chat",
     "compare_sessions": "workbench.spec.compare:compare_sessions",
     "corpus": "workbench.corpus",
+    "token_counts": "workbench.corpus:token_counts",
     "extract": "workbench.datasets:extract",
     "load_anchors": "workbench.datasets:load_anchors",
     "replay": "workbench.replay",
@@ -107,6 +109,7 @@ __all__ = [
     "PrefixStore",
     "published_costs",
     "quiet",
+    "random_model",
     "recommend",
     "replay",
     "score",
@@ -117,6 +120,7 @@ __all__ = [
     "Suspend",
     "sweep",
     "Tape",
+    "token_counts",
     "tree_shapes",
     "tree_walk",
     "TreeShape",
@@ -130,9 +134,10 @@ if TYPE_CHECKING:
     from workbench.core.errors import UserError
     from workbench.core.progress import quiet
     from workbench.core.tape import Corpus, Tape
-    from workbench.corpus import corpus
+    from workbench.corpus import corpus, token_counts
     from workbench.datasets import extract, load_anchors
     from workbench.facade import load
+    from workbench.model.shapes import random_model
     from workbench.replay import (
         CostModel,
         best_tree,

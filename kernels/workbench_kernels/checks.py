@@ -34,6 +34,28 @@ def check_dense(op: str, **tensors: Tensor | None) -> None:
             raise KernelError(f"{op}: {name} is on {x.device} and the first tensor on {device}: move it there")
 
 
+def check_columns(op: str, name: str, x: Tensor) -> int:
+    """Refuse a tensor that is not dense, nor some columns of a dense one.
+
+    Returns:
+        Elements from one row to the next.
+
+    Raises:
+        KernelError: Elements of a row do not lie side by side, or rows are not evenly spaced.
+    """
+    row = next((x.stride(i) for i in range(x.dim() - 2, -1, -1) if x.shape[i] > 1), x.shape[-1])
+    want = [row] * (x.dim() - 1)
+    for i in range(x.dim() - 3, -1, -1):
+        want[i] = want[i + 1] * x.shape[i + 1]
+    even = all(n <= 1 or s == w for n, s, w in zip(x.shape, x.stride(), want))
+    if x.numel() and not (even and (x.stride(-1) == 1 or x.shape[-1] == 1)):
+        raise KernelError(
+            f"{op}: {name} of shape {tuple(x.shape)} has strides {x.stride()}, and only columns of a row-major tensor "
+            "are read: call .contiguous() on it"
+        )
+    return row
+
+
 def check_shape(op: str, name: str, x: Tensor, want: Sequence[int | None]) -> None:
     """Refuse a tensor of another shape; None stands for any size.
 

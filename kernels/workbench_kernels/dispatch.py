@@ -38,6 +38,11 @@ def use(impl: str) -> Iterator[None]:
         _chosen.reset(token)
 
 
+def chosen() -> str | None:
+    """The implementation of the innermost ``use``; None outside of any."""
+    return _chosen.get()
+
+
 @contextmanager
 def recorded() -> Iterator[list[tuple[str, str]]]:
     """Collect (op, implementation) of every op that runs inside, in order."""
@@ -65,10 +70,10 @@ def by_triton(op: str, impl: str | None, first: Tensor) -> bool:
     """
     import torch
 
-    chosen = _checked(impl) if impl is not None else _chosen.get()
-    if chosen is None:
-        chosen = "triton" if first.device.type == "cuda" and first.dtype != torch.float64 else "ref"
-    if chosen == "triton":
+    taken = _checked(impl) if impl is not None else _chosen.get()
+    if taken is None:
+        taken = "triton" if first.device.type == "cuda" and first.dtype != torch.float64 else "ref"
+    if taken == "triton":
         if first.dtype == torch.float64:
             raise KernelError(f"{op}: impl='triton' does not run in float64: use impl='ref', or float32")
         if first.device.type != "cuda" and not interpreting():
@@ -77,8 +82,8 @@ def by_triton(op: str, impl: str | None, first: Tensor) -> bool:
                 "set TRITON_INTERPRET=1 before Python starts to interpret the kernels"
             )
     for ran in _listeners.get():
-        ran.append((op, chosen))
-    return chosen == "triton"
+        ran.append((op, taken))
+    return taken == "triton"
 
 
 def interpreting() -> bool:

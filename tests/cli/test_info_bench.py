@@ -56,7 +56,24 @@ def test_bench_runs_one_or_all_and_returns_rows(run, refused, monkeypatch, tmp_p
     assert calls == [("decode", wanted)]
     assert [row["benchmark"] for row in run("bench", "--json").data["rows"]] == list(bench.NAMES)
     assert "'sort' is not valid: choose one of 'decode', 'replay', 'extract'" in refused("bench", "sort")
-    assert "needs --shape" in refused("bench", "--device", "cuda")
-    assert "needs the NAME" in refused("bench", "--shape", "4B")
-    run("bench", "extract", "--shape", "4B", "--device", "cuda", "--quiet")
-    assert calls[-1][1]["shape"] == "4B" and calls[-1][1]["device"] == "cuda"
+    assert "the benchmarks measure the CPU" in refused("bench", "--device", "cuda")
+
+
+def test_a_draft_vocabulary_is_given_left_out_or_found_beside_the_weights(run, refused, tiny_checkpoint, ids, tmp_path):
+    from workbench.facade import load
+
+    path = tiny_checkpoint()
+    model = load(path)
+    head = model.trim_draft_vocab([3, 5, 7], note="a test")
+    file = model.save_draft_vocab(tmp_path / "map.safetensors")
+    assert run("info", "--model", path, "--json").data["model"]["draft_head"] is None
+    assert run("info", "--model", path, "--draft-vocab", file, "--json").data["model"]["draft_head"] == head.facts
+    model.save_draft_vocab(path)
+    assert run("info", "--model", path, "--json").data["model"]["draft_head"]["digest"] == head.digest
+    assert run("info", "--model", path, "--draft-vocab", "none", "--json").data["model"]["draft_head"] is None
+    assert "does not exist" in refused("info", "--model", path, "--draft-vocab", tmp_path / "nothing")
+    said = ("replay", "--model", path, "--corpus", ids(list(range(1, 40))), "--k-max", "2", "--out", tmp_path / "t")
+    assert run(*said).code == 0
+    sweep = ("sweep", tmp_path / "t", "--k", "1", "--cost", "measure", "--model", path)
+    assert f"draft head {head.digest}, and" in refused(*sweep, "--draft-vocab", "none")
+    assert "parameters.draft_head" in refused(*said, "--draft-vocab", "none")

@@ -117,13 +117,10 @@ def test_replayed_chains_are_live_chains(on_device: HybridModel, prompts: list[l
     assert compared > 20
 
 
-def test_exact_numerics_are_refused_off_the_cpu(on_device: HybridModel, device: torch.device) -> None:
-    if device.type == "cpu":
-        assert Numerics.of(True, device).exact
-        return
-    with pytest.raises(CapabilityError, match="exact=True runs on a CPU"):
-        generate(on_device, [1, 2, 3], exact=True, max_new_tokens=2)
-    assert on_device.exact is False
+def test_exact_numerics_are_refused_in_float64(device: torch.device) -> None:
+    assert Numerics.of(True, device).exact
+    with pytest.raises(CapabilityError, match="exact=True does not hold in float64"):
+        Numerics.of(True, device, torch.float64)
 
 
 def test_draft_anatomy_is_synchronised(

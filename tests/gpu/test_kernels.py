@@ -38,6 +38,10 @@ def test_delta_commits_are_bit_equal(kernel_checking):
     assert not kernel_checking.delta_laws("cuda", b=3, t=6, n=4, h=8, k=128, v=128)
 
 
+def test_ragged_chunks_are_those_of_each_sequence(kernel_checking):
+    assert not kernel_checking.chunk_laws("cuda", t=300, h=4, k=128, v=128)
+
+
 @pytest.mark.parametrize("vocab", [1021, 50_257])
 def test_draws_are_those_of_the_sampling_package(kernel_checking, vocab):
     assert not kernel_checking.sampling_laws("cuda", vocab)

@@ -125,6 +125,41 @@ def delta_laws(device: str, **sizes: int) -> list[str]:
     return found
 
 
+def chunk_laws(device: str, *, t: int = 66, h: int = 2, k: int = 10, v: int = 18) -> list[str]:
+    """Chunks of a ragged batch are, bit for bit, those of each sequence alone, and read no row past its count; narrow
+    inputs are the wide ones rounded."""
+    from workbench_kernels import gated_delta as g
+
+    found, counts = [], [0, 1, t]
+    sizes = dict(b=len(counts), t=t, n=1, h=h, k=k, v=v)
+    given = ops()["delta_inputs"].inputs(Case(sizes), dtype=torch.bfloat16, device=device)
+    state = torch.randn(len(counts), h, k, v, generator=torch.Generator().manual_seed(3)).to(device)
+    wide = g.delta_inputs(**given, impl="triton")
+    for dtype in (torch.float32, torch.bfloat16):
+        made = g.delta_inputs(**{**given, "dtype": dtype}, impl="triton")
+        for i, (x, y) in enumerate(zip(made, wide)):
+            if not torch.equal(x, y.to(dtype) if i < 3 else y):
+                found.append(f"output {i} of delta_inputs in {dtype} is not the float32 one rounded")
+        rows = [x.clone() for x in (*made[:4], made[5])]
+        for x in rows:
+            for b, n in enumerate(counts):
+                x[b, n:] = float("nan")
+        held = torch.tensor(counts, dtype=torch.int32, device=device)
+        out, after = g.gated_delta_chunk(*rows, state, counts_B=held, impl="triton")
+        for b, n in enumerate(counts):
+            one = slice(b, b + 1)
+            alone = [x[one, :n].contiguous() for x in rows]
+            y, last = g.gated_delta_chunk(*alone, state[one], counts_B=held[one], impl="triton")
+            if not same(out[one, :n], y) or not same(after[one], last):
+                found.append(f"{n} rows of a ragged batch in {dtype} differ from the same rows alone")
+            if n and not torch.isfinite(y).all():
+                found.append(f"{n} rows in {dtype} read rows past them")
+        _, short = g.gated_delta_chunk(*rows, state, counts_B=(held - 1).clamp(min=0), impl="triton")
+        if any(same(short[b], after[b]) for b, n in enumerate(counts) if n):
+            found.append(f"a count of one row less passes for the count in {dtype}")
+    return found
+
+
 def packed_stores(device: str) -> list[str]:
     """Rows packed by the kernel are, byte for byte, what the cache's formats make of the rows it stores dense."""
     from workbench.cache.formats import FORMATS
@@ -256,6 +291,9 @@ def check(names: list[str]) -> dict[str, Any]:
         began = time.perf_counter()
         failures += delta_laws("cpu", b=2, t=5, n=2, h=6, k=10, v=18)
         seconds["delta_laws"] = round(time.perf_counter() - began, 2)
+        began = time.perf_counter()
+        failures += chunk_laws("cpu")
+        seconds["chunk_laws"] = round(time.perf_counter() - began, 2)
         began = time.perf_counter()
         failures += sampling_laws("cpu", 301, seeds=3)
         seconds["sampling_laws"] = round(time.perf_counter() - began, 2)

@@ -15,6 +15,7 @@ import workbench_kernels
 from workbench_kernels import bench
 from workbench_kernels.checks import KernelError
 from workbench_kernels.dispatch import recorded, use
+from workbench_kernels.gated_delta import delta_inputs, gated_delta_chunk, gated_delta_scan
 from workbench_kernels.registry import FOLDERS, Case, Maker, Op, misses, ops
 from workbench_kernels.rmsnorm import rmsnorm
 
@@ -125,6 +126,53 @@ def test_a_miss_is_a_sentence_for_every_kind_of_output():
         assert list(misses(op, [made], [truth], torch.float32))
     assert not list(misses(op, [x, whole], [x, whole], torch.float32))
     assert list(misses(op, [x], [x, x], torch.float32))
+
+
+# ------------------------------------------------------------------------------------------------------ delta chunks
+
+
+def chunk_inputs(counts: list[int], t: int) -> dict[str, torch.Tensor]:
+    """Float64 inputs of ``gated_delta_chunk`` whose rows past a count are NaN."""
+    sizes = dict(b=len(counts), t=t, n=1, h=2, k=5, v=7)
+    given = ops()["gated_delta_chunk"].inputs(Case(sizes), dtype=torch.float32, device="cpu")
+    given = {name: x.double() for name, x in given.items()}
+    for name, x in given.items():
+        for b, n in enumerate(counts):
+            if name != "state_BHKV":
+                x[b, n:] = float("nan")
+    return given
+
+
+def test_the_specification_of_counts_is_each_sequence_scanned_alone():
+    counts = [0, 3, 64, 70]
+    given = chunk_inputs(counts, 70)
+    held = torch.tensor(counts, dtype=torch.int32)
+    out, after = gated_delta_chunk(**given, counts_B=held)
+    less = gated_delta_chunk(**given, counts_B=(held - 1).clamp(min=0))[1]
+    for b, n in enumerate(counts):
+        q, k, v, beta, log, state = (x[b : b + 1, : n if x.shape[1] == 70 else None] for x in given.values())
+        want, last = gated_delta_scan(*(x.contiguous() for x in (q, k, v, beta, log.exp(), state)))
+        assert torch.allclose(out[b, :n], want[0], rtol=0, atol=1e-12)
+        assert torch.allclose(after[b], last[0], rtol=0, atol=1e-12)
+        assert n == 0 or not torch.allclose(less[b], last[0], rtol=0, atol=1e-6)
+
+
+def test_chunks_refuse_mixed_types_and_counts_of_another_kind():
+    given = {name: x.float().nan_to_num() for name, x in chunk_inputs([2, 3], 4).items()}
+    with pytest.raises(KernelError, match="k is float32 and must be one of bfloat16"):
+        gated_delta_chunk(**{**given, "q_BTNK": given["q_BTNK"].bfloat16()})
+    with pytest.raises(KernelError, match="q is float16"):
+        gated_delta_chunk(**{**given, "q_BTNK": given["q_BTNK"].half()})
+    with pytest.raises(KernelError, match="counts is int64 and must be one of int32"):
+        gated_delta_chunk(**given, counts_B=torch.tensor([1, 2]))
+    raw = ops()["delta_inputs"].inputs(ops()["delta_inputs"].odd[-1], dtype=torch.float32, device="cpu")
+    with pytest.raises(KernelError, match="choose torch"):
+        delta_inputs(**{**raw, "dtype": torch.float16})
+    narrow = {n: x.bfloat16() if n[0] in "qkv" else x for n, x in given.items()}
+    assert gated_delta_chunk(**narrow)[0].dtype == torch.bfloat16
+    assert [x.dtype for x in delta_inputs(**{**raw, "dtype": torch.bfloat16})] == 3 * [torch.bfloat16] + 3 * [
+        torch.float32
+    ]
 
 
 # -------------------------------------------------------------------------------------------- dispatch and registry

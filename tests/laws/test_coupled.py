@@ -31,7 +31,7 @@ from workbench.spec import round as rounds
 from workbench.spec.choose import Chooser
 from workbench.spec.generate import generate
 from workbench.spec.options import GenerateOptions
-from workbench.spec.proposers import GivenProposer, MTPProposer, Proposer, ScriptedProposer
+from workbench.spec.proposers import GivenProposer, Proposer, ScriptedProposer
 from workbench.spec.proposers.scripted import PATTERNS
 from workbench.spec.session import Session
 
@@ -111,10 +111,10 @@ def plain(model: HybridModel, prompts: Sequence[Sequence[int]], options: Sequenc
 
 def proposer_for(cell: Cell, model: HybridModel, ids: Sequence[int], own: Sequence[int], seed: int) -> Proposer | None:
     vocab, rng, kind = model.config.vocab_size, random.Random(seed), cell["proposer"]
-    if kind == "mtp":
-        return None
     if kind == "trimmed":
-        return MTPProposer(model, vocab=rng.sample(range(vocab), 3 * vocab // 4))
+        model.trim_draft_vocab(rng.sample(range(vocab), 3 * vocab // 4))
+    if kind in ("mtp", "trimmed"):
+        return None
     if kind == "given":
         chains, at = [], 1
         while at < len(own):  # right for a while, then wrong; in step with the text as long as nothing else cuts it
@@ -138,6 +138,7 @@ def speculate(
         size = min(next(sizes), left)
         left -= size
         assert session.burst(size) == "length"
+    model.untrim_draft_vocab()
     told = [*session.first_logprobs, *(x for record in session.state.records for x in record.logprobs)]
     return session, told
 
@@ -320,6 +321,8 @@ def test_a_head_whose_ids_are_all_forbidden_drafts_nothing(small, accept, temper
         max_new_tokens=30, ignore_eos=True, temperature=temperature, logit_bias={5: float("-inf"), 9: float("-inf")}
     )
     plain_text = generate(small, [4, 6], k=0, **given).tokens
-    done = generate(small, [4, 6], k=3, accept=accept, proposer=MTPProposer(small, vocab=(5, 9)), **given)
+    small.trim_draft_vocab([5, 9])
+    done = generate(small, [4, 6], k=3, accept=accept, **given)
+    small.untrim_draft_vocab()
     assert done.tokens == plain_text and not any(r.drafted for r in done.records)
     assert {r.chain_stop for r in done.records if r.k} == {"constraint"}

@@ -220,7 +220,7 @@ def test_the_mode_is_an_attribute_of_the_model(tiny):
     assert model.numerics == Numerics(exact=False)
     model.exact = True
     assert model.numerics == Numerics(exact=True, row_block=4)
-    with pytest.raises(CapabilityError, match="exact=True runs on a CPU only"):
+    with pytest.raises(CapabilityError, match="exact=True runs on a CPU or a CUDA GPU"):
         Numerics.of(True, torch.device("cuda"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace as with_fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -157,18 +158,10 @@ def test_a_row_read_once_gives_its_pick_margin_and_normaliser(vocab):
 def test_a_trimmed_head_is_read_by_its_own_ids(tiny, monkeypatch, tmp_path):
     model = tiny(ratio=1, tied=False, exact=False)
     ids = torch.tensor([0, 3, 8, 20, 21, 50, 81])
-    head = SimpleNamespace(ids_D=ids, weight_DH=model.head.data[ids].contiguous())
+    head = model.trim_draft_vocab(ids.tolist())
     hidden = torch.randn(40, 30, generator=torch.Generator().manual_seed(0))
-
-    def unembed_draft(normed):
-        out = torch.full((*normed.shape[:2], 83), float("-inf"))
-        out[..., ids] = model.unembed(normed)[..., ids]
-        return out
-
-    monkeypatch.setattr(model, "draft_head", head, raising=False)
-    monkeypatch.setattr(model, "unembed_draft", unembed_draft, raising=False)
     wide = [leads(logits) for _, logits, none in drafter_slices(model, hidden) if none is None]
-    ((_, narrow, map_D),) = narrow_slices(model, hidden, head.weight_DH, ids)
+    ((_, narrow, map_D),) = narrow_slices(model, hidden, head)
     found = leads(narrow)
     assert torch.equal(map_D[found.ids], wide[0].ids)
     torch.testing.assert_close(found.top1, wide[0].top1)
@@ -176,9 +169,10 @@ def test_a_trimmed_head_is_read_by_its_own_ids(tiny, monkeypatch, tmp_path):
     frame = replay(model, ragged(3), out=tmp_path / "x", **SMALL).frame
     drafted = set(frame["draft_ids"].explode().drop_nulls().to_list())
     assert drafted and drafted <= set(ids.tolist())
-    monkeypatch.setattr(chains_module, "drafter_slices", lambda m, c: narrow_slices(m, c, head.weight_DH, ids))
+    monkeypatch.setattr(chains_module, "drafter_slices", lambda m, c: narrow_slices(m, c, head))
     by_ids = replay(model, ragged(3), out=tmp_path / "y", **SMALL).frame
     assert by_ids["draft_ids"].equals(frame["draft_ids"])
-    monkeypatch.setattr(chains_module, "drafter_slices", lambda m, c: narrow_slices(m, c, head.weight_DH, ids + 1))
+    other = with_fields(head, ids_D=ids + 1)
+    monkeypatch.setattr(chains_module, "drafter_slices", lambda m, c: narrow_slices(m, c, other))
     wrong = replay(model, ragged(3), out=tmp_path / "z", **SMALL).frame
     assert not wrong["draft_ids"].equals(frame["draft_ids"]), "control: another map"

@@ -399,7 +399,7 @@ def test_a_bad_request_is_a_sentence_and_nothing_is_made(model, tapes, tmp_path,
 
 
 def test_more_candidates_than_ids(tiny, tmp_path):
-    with pytest.raises(UserError, match="shadow=6 is not valid: the vocabulary has 5 ids; record fewer"):
+    with pytest.raises(UserError, match="shadow=6 is not valid: the draft head has 5 ids; record fewer"):
         make(tiny(vocab_size=5), Corpus([Tape("d", [1, 2, 3])]), tmp_path / "x", shadow=6)
 
 

@@ -318,7 +318,7 @@ def test_options_are_the_manifest(model, tmp_path):
     options = dict(k_max=2, temperature=0.5, logit_bias={3: -inf}, seed=2, forced=True)
     tapes = Corpus([Tape("a", [1, 2, 3, 4, 5]), Tape("b", [5, 6, 7, 8])])
     table = replay(model, tapes, out=tmp_path / "x", **options)
-    assert table.manifest.parameters == ReplayOptions(**options).key()
+    assert table.manifest.parameters == {**ReplayOptions(**options).key(), "draft_head": None}
     assert table.manifest.parameters["shaping"]["logit_bias"] == [[3, "-inf"]]
     with pytest.raises(UserError, match=r"parameters\.shaping\.temperature is 0\.5 there and 0\.6 now"):
         replay(model, tapes, out=tmp_path / "x", **{**options, "temperature": 0.6})

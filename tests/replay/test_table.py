@@ -102,11 +102,12 @@ def test_the_manifest_is_the_tables_key(model, tmp_path):
     manifest = Manifest.read(tmp_path / "x")
     assert manifest.complete and manifest.kind == "draft-table"
     assert manifest.counts == {"documents": 5, "rows": tapes.n_tokens - 5, "tokens": tapes.n_tokens}
-    assert manifest.parameters == ReplayOptions(**SMALL).key()
+    assert manifest.parameters == {**ReplayOptions(**SMALL).key(), "draft_head": None}
     assert table.key == {
         "model": fingerprint(model),
         "exact": True,
         "row_block": model.numerics.row_block,
+        "draft_head": None,
         "carrier": "normed",
         "k_max": 3,
         "shaping": Shaping().key(),

@@ -1,6 +1,6 @@
 """The measuring process, which prints rows as JSON lines.
 
-``python -m workbench.bench NAME THREADS [--quick] [--shape SHAPE DEVICE]``
+``python -m workbench.bench NAME THREADS [--quick] [--shape JSON]``
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ def main() -> None:
     module = importlib.import_module(f"workbench.bench.{name}")
     rows = module.measure(quick=quick)
     if "--shape" in sys.argv:
-        shape, device = sys.argv[sys.argv.index("--shape") + 1 :][:2]
-        name_of = torch.cuda.get_device_name() if device == "cuda" else ""
-        rows = ({**row, "device_name": name_of} for row in module.measure_shape(shape, device=device, quick=quick))
+        options = json.loads(sys.argv[sys.argv.index("--shape") + 1])
+        on = torch.cuda.get_device_name() if options["device"] == "cuda" else ""
+        rows = (
+            {**row, "device_name": on} for row in module.measure_shape(options.pop("shape"), quick=quick, **options)
+        )
     for row in rows:
         print(json.dumps({"benchmark": name, **row}), flush=True)
 

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from workbench.bench.arms import held_out, interleave, ratio_row, speed_row
-from workbench.bench.paired import drawn_texts, paired, quantile_row
+from workbench.bench.paired import drawn_texts, paired
+from workbench.bench.shape.timing import figure
 from workbench.core.progress import quiet
 from workbench.core.tape import Corpus
 from workbench.datasets import ExtractOptions, extract
@@ -66,20 +67,24 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
         yield ratio_row(f"extract / forward, {mode}", seconds[f"forward {mode}"], written, mode=mode, **facts)
 
 
-def measure_shape(shape: str, *, device: str, quick: bool) -> Iterator[dict[str, Any]]:
+def measure_shape(
+    shape: str, *, device: str, quick: bool, dtype: str | None = None, seed: int = 0
+) -> Iterator[dict[str, Any]]:
     """Rows of extraction by a model of random weights.
 
     Args:
         shape: A published geometry, such as "4B".
         device: Where to run.
         quick: Shorter texts and fewer turns.
+        dtype: Weight type; default float32 on a CPU and bfloat16 on a GPU.
+        seed: Of the weights.
 
     Yields:
         Speeds, and extraction's share of the speed of forwards over the same rows.
     """
     from workbench.model.shapes import random_model
 
-    model = random_model(shape, device=device, exact=False)
+    model = random_model(shape, seed=seed, device=device, dtype=dtype, exact=False)
     lengths = np.linspace(256, 512, 8) if quick else np.linspace(1024, 2048, 32)
     yield from measure_model(model, lengths.astype(int).tolist(), repeats=2 if quick else 7, shape=shape)
 
@@ -126,10 +131,10 @@ def measure_model(
         seconds = paired(arms, device=model.device, repeats=repeats, desc="extract")
     facts |= {"mode": "fast", "chunk": chunk, "documents": len(tapes), "dtype": str(model.dtype).removeprefix("torch.")}
     for name, values in seconds.items():
-        yield quantile_row(name, [tokens[name] / s for s in values], "tok/s", **facts)
+        yield figure(name, [tokens[name] / s for s in values], "tok/s", **facts)
     for name, _, _ in cells:
         pairs = zip(seconds[f"forward, rows of {name}"], seconds[f"extract, {name}, written"], strict=True)
-        yield quantile_row(f"extract / forward, {name}", [a / b for a, b in pairs], "ratio", **facts)
+        yield figure(f"extract / forward, {name}", [a / b for a, b in pairs], "ratio", **facts)
 
 
 @torch.inference_mode()
@@ -142,4 +147,4 @@ def forward_groups(model: HybridModel, tapes: Corpus, rows: list[int], chunk: in
         tokens_BS = upload(padded_tokens([tapes.tapes[i] for i in group], fed), model.device)
         for start in range(0, max(fed), chunk):
             counts = chunk_counts(fed, start, chunk)
-            model.forward(tokens_BS[:, start : start + max(counts)], cache, counts=counts, logits="none")
+            model.forward(tokens_BS[:, start : start + max(counts)], cache, counts=counts, logits="none", checked=True)

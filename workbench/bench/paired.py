@@ -1,4 +1,4 @@
-"""Arms on a device, in turn, each waited for; and their spread as quantiles."""
+"""Arms on a device, in turn, each waited for, and texts for models of random weights."""
 
 from __future__ import annotations
 
@@ -45,12 +45,6 @@ def paired(
                     seconds[name].append(perf_counter() - began)
                 bar.update()
     return seconds
-
-
-def quantile_row(name: str, values: Sequence[float], unit: str, **facts: Any) -> dict[str, Any]:
-    """A figure over turns: the median as value, the 20th and the 80th percentile as low and high."""
-    low, middle, high = np.percentile(values, (20, 50, 80)).tolist()
-    return {"name": name, "value": middle, "low": low, "high": high, "unit": unit, "n": len(values), **facts}
 
 
 def drawn_texts(vocab: int, lengths: Sequence[int], *, seed: int = 0) -> Corpus:

@@ -221,7 +221,7 @@ def batched(
                 cache.restore(saved)
                 began = perf_counter()
                 hidden = model.draft(fed, carrier[:, :t], drafter)
-                found = picks(model.unembed(hidden[:, -1:])[:, 0])
+                found = picks(model.unembed_draft(hidden[:, -1:])[:, 0])
                 found.ids.tolist(), found.top1.tolist()
                 drafted = perf_counter() - began
                 drafter.truncate(held)

@@ -12,7 +12,8 @@ import torch
 
 from workbench.bench.arms import held_out, interleave, oracle, ratio_row, speed_row
 from workbench.bench.extract import forward_groups
-from workbench.bench.paired import drawn_texts, paired, quantile_row
+from workbench.bench.paired import drawn_texts, paired
+from workbench.bench.shape.timing import figure
 from workbench.core.progress import quiet
 from workbench.core.tape import Tape
 from workbench.facade import load
@@ -23,7 +24,6 @@ from workbench.replay.table import replay
 from workbench.sampling.pick import top1
 
 K_MAX, SAMPLED = 8, 64
-TRIMMED = 32_768  # ids of the trimmed draft head
 
 
 def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
@@ -42,26 +42,31 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
             yield from _length(model, theirs, tapes, length, Path(folder), repeats=1 if quick else 2)
 
 
-def measure_shape(shape: str, *, device: str, quick: bool) -> Iterator[dict[str, Any]]:
+def measure_shape(
+    shape: str, *, device: str, quick: bool, dtype: str | None = None, seed: int = 0, trim: int | None = None
+) -> Iterator[dict[str, Any]]:
     """Rows of a replay by a model of random weights.
 
     Args:
         shape: A published geometry, such as "4B".
         device: Where to run.
         quick: Shorter texts and fewer turns.
+        dtype: Weight type; default float32 on a CPU and bfloat16 on a GPU.
+        seed: Of the weights.
+        trim: Ids of a trimmed draft head, measured beside the whole one; None for none.
 
     Yields:
         Speeds, and the cost of a replay of every start in forwards over the same rows.
     """
     from workbench.model.shapes import random_model
 
-    model = random_model(shape, device=device, exact=False)
+    model = random_model(shape, seed=seed, device=device, dtype=dtype, exact=False)
     lengths = [256, 384] if quick else [2049] * 8
-    yield from measure_model(model, lengths, repeats=2 if quick else 7, trimmed=TRIMMED, shape=shape)
+    yield from measure_model(model, lengths, repeats=2 if quick else 7, trim=trim, shape=shape)
 
 
 def measure_model(
-    model: HybridModel, lengths: list[int], *, repeats: int, chunk: int = 512, trimmed: int = TRIMMED, **facts: Any
+    model: HybridModel, lengths: list[int], *, repeats: int, chunk: int = 512, trim: int | None = None, **facts: Any
 ) -> Iterator[dict[str, Any]]:
     """Rows of a replay of every start, written, by a model over drawn texts of these lengths, in the fast class.
 
@@ -70,7 +75,7 @@ def measure_model(
         lengths: Tokens of every text.
         repeats: Timed turns.
         chunk: Tokens per forward and document.
-        trimmed: Ids of the trimmed draft head, at most the vocabulary.
+        trim: Ids of a trimmed draft head, measured beside the whole one; None for none.
         facts: Go into every row.
 
     Yields:
@@ -79,7 +84,6 @@ def measure_model(
     model.exact = False
     tapes = drawn_texts(model.config.vocab_size, lengths)
     rows = [n - 1 for n in lengths]
-    ids = list(range(min(trimmed, model.config.vocab_size)))
     with tempfile.TemporaryDirectory() as folder:
         runs = iter(range(1 << 30))
 
@@ -87,28 +91,26 @@ def measure_model(
             with quiet():
                 replay(model, tapes, out=Path(folder) / str(next(runs)), k_max=K_MAX, chunk=chunk, exact=False)
 
-        target: Any = model
-
         def trimmed_head() -> None:
-            target.trim_draft_vocab(ids)
+            model.trim_draft_vocab(range(trim or 0))
             try:
                 written()
             finally:
-                target.untrim_draft_vocab()
+                model.untrim_draft_vocab()
 
         heads = {"whole head": written}
-        if hasattr(target, "trim_draft_vocab"):
-            heads[f"head of {len(ids):,} ids"] = trimmed_head
+        if trim is not None:
+            heads[f"head of {trim:,} ids"] = trimmed_head
         arms: dict[str, Callable[[], Any]] = {"forward": lambda: forward_groups(model, tapes, rows, chunk)}
         arms |= {f"replay, every start, written, {name}": call for name, call in heads.items()}
         seconds = paired(arms, device=model.device, repeats=repeats, desc="replay")
     kind = str(model.dtype).removeprefix("torch.")
     facts |= {"mode": "fast", "chunk": chunk, "documents": len(tapes), "k_max": K_MAX, "dtype": kind}
     for name, values in seconds.items():
-        yield quantile_row(name, [sum(rows) / s for s in values], "tok/s", **facts)
+        yield figure(name, [sum(rows) / s for s in values], "tok/s", **facts)
     for name in list(arms)[1:]:
         ratios = [a / b for a, b in zip(seconds[name], seconds["forward"], strict=True)]
-        yield quantile_row(f"cost of {name}, in forwards", ratios, "ratio", **facts)
+        yield figure(f"cost of {name}, in forwards", ratios, "ratio", **facts)
 
 
 def _length(
@@ -174,7 +176,7 @@ def _separately(model: HybridModel, tape: Tape) -> float:
         cache.lengths = [p - 1]
         hidden = model.draft(tokens[:, p : p + 1], rows.normed_BTH[:, p - 1 : p], cache)
         for slot in range(K_MAX):
-            pick, _ = top1(model.unembed(hidden)[0, 0])
+            pick, _ = top1(model.unembed_draft(hidden)[0, 0])
             if slot + 1 < K_MAX:
                 hidden = model.draft(torch.tensor([[pick]]), hidden, cache)
     return (perf_counter() - began) / len(starts) * (len(tape) - 2)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench_kernels.gated_delta import scan_states
+from workbench_kernels.dispatch import chosen
+from workbench_kernels.gated_delta import Tape, gated_delta_commit, scan_states
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class DeltaInputs:
 
     Args:
         conv_BTC: Inputs of the convolution.
-        k_BTHK: Normalised keys.
+        k_BTHK: Normalised keys, per value head, or per key head where the kernels recorded them.
         v_BTHV: Values.
         beta_BTH: Write strengths.
         decay_BTH: Decays exp(g).
@@ -41,6 +42,16 @@ class DeltaInputs:
     def ragged(self) -> bool:
         """True when some rows are padding."""
         return any(n != self.conv_BTC.shape[1] for n in self.counts)
+
+
+def _state_after(k_BTNK: Tensor, v_BTHV: Tensor, beta_BTH: Tensor, decay_BTH: Tensor, state_BHKV: Tensor) -> Tensor:
+    """The state after recorded rows, by what recorded them: keys per key head come from the kernels."""
+    if state_BHKV.device.type == "cpu" and k_BTNK.shape[2] == v_BTHV.shape[2] and chosen() is None:
+        return scan_states(k_BTNK, v_BTHV, beta_BTH, decay_BTH, state_BHKV)[-1]
+    b, t = k_BTNK.shape[:2]
+    tape = Tape(*(x.contiguous() for x in (k_BTNK, v_BTHV, beta_BTH, decay_BTH)))
+    keep = torch.full((b,), t, dtype=torch.int32, device=state_BHKV.device)
+    return gated_delta_commit(tape, state_BHKV, keep, out_BHKV=torch.empty_like(state_BHKV))
 
 
 class RecurrentPlane:
@@ -101,7 +112,7 @@ class RecurrentPlane:
                 states.append(columns[rows[-1] if isinstance(rows, list) else n - 1][b : b + 1])
             else:
                 k, v, beta, decay = (x[b : b + 1, rows] for x in inputs)
-                states.append(scan_states(k, v, beta, decay, start)[-1])
+                states.append(_state_after(k, v, beta, decay, start))
         self.conv_BWC = torch.stack(convs)
         self.state_BHKV = states[0] if len(states) == 1 else torch.cat(states)
 

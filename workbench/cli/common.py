@@ -59,7 +59,8 @@ def add_common(
         out: What ``--out`` is for.
         seed: What ``--seed`` is for.
         required: Whether ``--out`` must be given.
-        model: Add the options of a verb that runs a model: ``--model``, ``--dtype`` and ``--exact`` or ``--fast``.
+        model: Add the options of a verb that runs a model: ``--model``, ``--draft-vocab``, ``--dtype`` and ``--exact``
+            or ``--fast``.
         threads: Add ``--threads N``; False where the verb adds its own.
         device: What ``--device`` is for.
     """
@@ -67,6 +68,12 @@ def add_common(
     if model:
         group.add_argument(
             "--model", default="demo", metavar="SOURCE", help="demo, a directory or a hub id (default: demo)"
+        )
+        group.add_argument(
+            "--draft-vocab",
+            metavar="FILE|none",
+            help="draft the ids of this file alone, as save_draft_vocab wrote it; none for all ids (default: the file "
+            "beside the checkpoint, if there is one)",
         )
         group.add_argument(
             "--dtype",
@@ -111,10 +118,15 @@ def workplace(args: argparse.Namespace) -> Iterator[None]:
 
 
 def load(args: argparse.Namespace) -> HybridModel:
-    """The model of ``--model``, with ``--device``, ``--dtype`` and ``--exact`` or ``--fast``."""
+    """The model of ``--model``, with ``--draft-vocab``, ``--device``, ``--dtype`` and ``--exact`` or ``--fast``."""
     from workbench.facade import load as load_model
 
-    return load_model(args.model, device=args.device, dtype=args.dtype, exact=args.exact)
+    model = load_model(args.model, device=args.device, dtype=args.dtype, exact=args.exact)
+    if args.draft_vocab == "none":
+        model.untrim_draft_vocab()
+    elif args.draft_vocab is not None:
+        model.trim_draft_vocab(Path(args.draft_vocab))
+    return model
 
 
 def add_corpus(parser: Parser) -> None:

@@ -58,6 +58,7 @@ def model_facts(model: HybridModel) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.parameters()),
         "mtp_parameters": 0 if mtp is None else sum(p.numel() for p in mtp.parameters()),
         "can_draft": model.can_draft,
+        "draft_head": None if model.draft_head is None else model.draft_head.facts,
         "layers": config.num_layers,
         "full_attention_layers": config.layer_types.count(FULL),
         "hidden_size": config.hidden_size,

@@ -217,14 +217,15 @@ def measured(args: argparse.Namespace, tables: dict[str, DraftTable]) -> CostMod
             f"--cost {kept}, or choose another --out"
         )
     model = load(args)
-    here = fingerprint(model), model.exact
+    head = None if model.draft_head is None else model.draft_head.digest
+    here = fingerprint(model), model.exact, head
     for name, one in tables.items():
-        there = one.key["model"], one.key["exact"]
+        there = one.key["model"], one.key["exact"], one.key["draft_head"]
         if there != here:
-            made, given = (f"model {mark} in {'exact' if exact else 'fast'} numerics" for mark, exact in (there, here))
+            made, given = map(_measured_as, (there, here))
             raise UserError(
                 f"table {name!r} was made by {made}, and --model {args.model!r} would be measured as {given}: measure "
-                "the table's own model, with --exact or --fast as it was replayed"
+                "the table's own model, with --exact or --fast and --draft-vocab as it was replayed"
             )
     longest = max(one.k_max for one in tables.values())
     room = model.config.max_position_embeddings - SPARE
@@ -237,6 +238,12 @@ def measured(args: argparse.Namespace, tables: dict[str, DraftTable]) -> CostMod
     for _ in progress(range(TURNS), desc="measure phases", unit="turn"):
         meter.turn()
     return CostModel.fit(list(meter.rows()), name="measured")
+
+
+def _measured_as(key: tuple[str, bool, str | None]) -> str:
+    """A model, its numerics and a trimmed draft head, in words."""
+    mark, exact, head = key
+    return f"model {mark} in {'exact' if exact else 'fast'} numerics" + (f", draft head {head}" if head else "")
 
 
 def checked_page(path: str) -> Path:

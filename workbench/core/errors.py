@@ -20,14 +20,15 @@ class CapabilityError(UserError):
 
 
 class NonFiniteError(UserError):
-    """A row of logits that holds NaN or infinity; carries the position of the row."""
+    """A row of logits that holds NaN or infinity; carries the row's position and, if known, the phase of the round."""
 
-    def __init__(self, position: int, kind: str) -> None:
+    def __init__(self, position: int, kind: str, *, phase: str = "") -> None:
+        whose = {"draft": "the drafter's ", "verify": "the target's "}.get(phase, "the ")
         super().__init__(
-            f"the logits of position {position} hold {kind}; every logit must be finite: "
+            f"{whose}logits of position {position} hold {kind}; every logit must be finite: "
             "check the checkpoint's weights and dtype (half precision overflows on real models)"
         )
-        self.position = position
+        self.position, self.phase = position, phase
 
 
 def check_int(name: str, value: Any, *, low: int, high: int | None = None, hint: str = "") -> int:

@@ -33,7 +33,7 @@ def head_slices(model: HybridModel, rows_RH: Tensor, *, draft: bool = False) -> 
     Yields:
         A slice of the rows, and their logits, float32.
     """
-    unembed = getattr(model, "unembed_draft", model.unembed) if draft else model.unembed
+    unembed = model.unembed_draft if draft else model.unembed
     step = block_rows(model.config.vocab_size, rows_RH.device)
     for lo in range(0, rows_RH.shape[0], step):
         part = slice(lo, min(lo + step, rows_RH.shape[0]))

@@ -85,7 +85,7 @@ def run_group(
     Args:
         model: The target.
         documents: Their indices.
-        tapes: The documents.
+        tapes: The documents, their ids of the vocabulary.
         windows: What their records need.
         options: Kept ids, temperature, chunk and type of the trunk rows are read.
         copies: Brings columns to the host.
@@ -101,7 +101,7 @@ def run_group(
     for start in range(0, max(fed), options.chunk):
         counts = chunk_counts(fed, start, options.chunk)
         t = max(counts)
-        rows = model.forward(tokens_BS[:, start : start + t], cache, counts=counts, logits="none")
+        rows = model.forward(tokens_BS[:, start : start + t], cache, counts=counts, logits="none", checked=True)
         ends = [start + n for n in counts]
         scored = [w.scored_in(start, end) for w, end in zip(windows, ends, strict=True)]
         carriers = [w.carriers_in(start, end) for w, end in zip(windows, ends, strict=True)]

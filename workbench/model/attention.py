@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from workbench.cache.kv import BLOCK, AttentionPlane
 from workbench.core.lanes import SERIAL
 from workbench.model.config import ModelConfig
-from workbench.model.ops import Derived, Numerics, linear, mapped, rms_norm, widen
+from workbench.model.ops import Derived, Numerics, linear, mapped, plus_one, rms_norm, widen
 from workbench.model.rotary import Rotary
 
 NEG = float("-inf")
@@ -43,6 +43,11 @@ class GatedAttention(nn.Module):
         self.q_norm = nn.Parameter(torch.full((self.d,), torch.nan))
         self.k_norm = nn.Parameter(torch.full((self.d,), torch.nan))
         self._scales = Derived(partial(_head_scales, heads, self.n))
+        self._two = Derived(plus_one)
+
+    def scales(self) -> tuple[Tensor, ...]:
+        """1 + weight of a query head's and of a key head's norm, float32."""
+        return self._two(self.q_norm, self.k_norm)
 
     def project(
         self, x_BTH: Tensor, rotary: Rotary, cos_BTR: Tensor, sin_BTR: Tensor, num: Numerics

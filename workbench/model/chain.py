@@ -72,7 +72,7 @@ class ChainBatch:
             carrier_PH: The carrier it was drafted from.
 
         Returns:
-            Carriers that ``unembed`` turns into the next draft's logits.
+            Carriers that ``unembed_draft`` turns into the next draft's logits.
         """
         model = self.model
         mtp = model.mtp

@@ -22,9 +22,16 @@ def facts(model: HybridModel) -> list[tuple[str, str]]:
         ("hidden width", f"{config.hidden_size:,}"),
         ("vocabulary", vocabulary),
         ("context", f"{config.max_position_embeddings:,} tokens"),
-        ("drafter", "MTP head" if model.can_draft else "none: this checkpoint has no mtp.* weights"),
+        ("drafter", drafter(model)),
         ("numerics", "exact" if model.exact else "fast"),
     ]
+
+
+def drafter(model: HybridModel) -> str:
+    """What drafts, and over which ids."""
+    if not model.can_draft:
+        return "none: this checkpoint has no mtp.* weights"
+    return "MTP head" if model.draft_head is None else f"MTP head over {model.draft_head.line}"
 
 
 def one_line(model: HybridModel) -> str:

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from workbench.cache.hybrid import HybridCache
 from workbench.cache.kv import AttentionPlane
 from workbench.cache.recurrent import RecurrentPlane
-from workbench.core.errors import CapabilityError, NonFiniteError, UserError, check_choice, check_int
-from workbench.model import describe
+from workbench.core.errors import CapabilityError, UserError, check_choice, check_int
+from workbench.model import describe, kernel_forward, kernel_path
 from workbench.model.attention import GatedAttention
+from workbench.model.checks import check_ids, check_request
 from workbench.model.config import LINEAR, ModelConfig
 from workbench.model.delta import GatedDeltaNet
+from workbench.model.draft_head import TrimmedDrafts
 from workbench.model.ffn import SwiGLU
 from workbench.model.memory import WIDEST, CacheShape
 from workbench.model.mtp import MTPHead
@@ -82,8 +84,7 @@ class Block(nn.Module):
     def feed(self, x_BTH: Tensor, mixed_BTH: Tensor, num: Numerics) -> Tensor:
         """Add the mixer's output, then the feed-forward block's."""
         x = x_BTH + mixed_BTH
-        scale = self._scales(self.input_norm, self.post_norm)[1]
-        return x + self.ffn(rms_norm(x, scale, self.eps), num)
+        return x + self.ffn(rms_norm(x, self.scales()[1], self.eps), num)
 
     def forward_train(self, x_BTH: Tensor, rotary: Rotary, cos_BTR: Tensor, sin_BTR: Tensor, num: Numerics) -> Tensor:
         """The whole layer over whole sequences, without a cache; differentiable."""
@@ -94,10 +95,14 @@ class Block(nn.Module):
 
     def normed(self, x_BTH: Tensor) -> Tensor:
         """Input of the mixer."""
-        return rms_norm(x_BTH, self._scales(self.input_norm, self.post_norm)[0], self.eps)
+        return rms_norm(x_BTH, self.scales()[0], self.eps)
+
+    def scales(self) -> tuple[Tensor, ...]:
+        """1 + weight of the norm before the mixer and of the one after it, float32."""
+        return self._scales(self.input_norm, self.post_norm)
 
 
-class HybridModel(nn.Module):
+class HybridModel(TrimmedDrafts):
     """A Qwen3.5-class decoder with an optional MTP head.
 
     Args:
@@ -141,6 +146,16 @@ class HybridModel(nn.Module):
     def numerics(self) -> Numerics:
         """The numerical class in force."""
         return Numerics.of(self.exact, self.device, self.dtype)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The decoder layers, in order."""
+        return list(self.layers)  # type: ignore[arg-type]
+
+    @property
+    def through_kernels(self) -> bool:
+        """Whether forwards go through ``workbench_kernels``: on a GPU."""
+        return kernel_path.applies(self.device, self.dtype)
 
     @property
     def can_draft(self) -> bool:
@@ -277,30 +292,12 @@ class HybridModel(nn.Module):
             return x_BTH
         return widen(x_BTH[0], num.rows(t)).unsqueeze(0)
 
-    def check_ids(self, tokens_BT: Tensor) -> None:
-        """Refuse token ids outside the vocabulary, in a sentence that names the first."""
-        if tokens_BT.numel() == 0:
-            raise UserError("no tokens were given: at least one token id is needed")
-        low, high = int(tokens_BT.min()), int(tokens_BT.max())
-        if low < 0 or high >= self.config.vocab_size:
-            bad = low if low < 0 else high
-            raise UserError(f"token id {bad} is out of range: this model's ids are 0 to {self.config.vocab_size - 1}")
-
     def _embedded(self, tokens_BT: Tensor) -> Tensor:
         try:
             return torch.nn.functional.embedding(tokens_BT, self.embed)
         except IndexError:
-            self.check_ids(tokens_BT)
+            check_ids(tokens_BT, self.config.vocab_size)
             raise
-
-    def _check_request(self, logits: str | Sequence[int], taps: Sequence[int], t: int) -> None:
-        if isinstance(logits, str):
-            check_choice("logits", logits, ("all", "last", "none"), hint="or give row indices")
-        elif any(not -t <= int(row) < t for row in logits):
-            raise UserError(f"logits={list(logits)!r} is not valid: this forward has rows 0 to {t - 1}")
-        if any(not 0 <= int(layer) < self.config.num_layers for layer in taps):
-            last = self.config.num_layers - 1
-            raise UserError(f"taps={list(taps)!r} is not valid: this model's layers are 0 to {last}")
 
     @torch.no_grad()
     def forward(
@@ -311,6 +308,7 @@ class HybridModel(nn.Module):
         counts: Sequence[int] | None = None,
         logits: str | Sequence[int] = "all",
         taps: Sequence[int] = (),
+        checked: bool = False,
     ) -> Rows:
         """Run T tokens per sequence at the cache's position and append their rows.
 
@@ -320,6 +318,7 @@ class HybridModel(nn.Module):
             counts: Valid tokens per sequence; None for T each.
             logits: "all", "last" (the last valid row of each sequence), "none", or row indices.
             taps: Layers whose output rows to return.
+            checked: The ids are known to be of the vocabulary, so that a GPU need not be waited for to check them.
 
         Returns:
             Trunk rows, normed rows, the requested logits in float32 and taps.
@@ -330,13 +329,21 @@ class HybridModel(nn.Module):
         b, t = tokens_BT.shape
         lengths = list(cache.lengths)
         n = [t] * b if counts is None else list(counts)
-        self._check_request(logits, taps, t)
+        check_request(logits, taps, rows=t, layers=self.config.num_layers)
+        num = self.numerics
+        if self.through_kernels:
+            if not checked:
+                check_ids(tokens_BT, self.config.vocab_size)
+            cache.admit(tokens_BT, n)
+            batch = kernel_forward.Batch(lengths, n, t, self.device)
+            x, normed, tapped = kernel_forward.forward(self, tokens_BT, cache, batch, taps=taps)
+            cache.advance(n)
+            return self._rows(x, normed, logits, n, tapped)
         x = self._embedded(tokens_BT)
         cache.admit(tokens_BT, n)
-        num = self.numerics
         x = self._widened(x, num)
         cos, sin = self._positions(lengths, x.shape[1])
-        tapped: dict[int, Tensor] = {}
+        tapped = {}
         for i, (layer, plane) in enumerate(zip(self.layers, cache.planes, strict=True)):
             assert isinstance(layer, Block)
             h = layer.normed(x)
@@ -352,7 +359,13 @@ class HybridModel(nn.Module):
         normed = rms_norm(x, self.final_scale, self.config.rms_norm_eps)
         if logits == "all":
             return Rows(x[:, :t], normed[:, :t], self._logits(normed, t), tapped)
-        x, normed = x[:, :t], normed[:, :t]
+        return self._rows(x[:, :t], normed[:, :t], logits, n, tapped)
+
+    def _rows(
+        self, x: Tensor, normed: Tensor, logits: str | Sequence[int], n: list[int], tapped: dict[int, Tensor]
+    ) -> Rows:
+        if logits == "all":
+            return Rows(x, normed, self.unembed(normed), tapped)
         if logits == "none":
             return Rows(x, normed, None, tapped)
         if logits == "last":
@@ -383,10 +396,14 @@ class HybridModel(nn.Module):
         """Logits [B, T, V] in float32 of rows that carry the final norm already."""
         return self._logits(normed_BTH, normed_BTH.shape[1])
 
-    def _logits(self, normed_BTH: Tensor, first: int) -> Tensor:
+    def _logits(self, normed_BTH: Tensor, first: int, weight: Tensor | None = None) -> Tensor:
         b, t, h = normed_BTH.shape
-        weight = self.embed if self.head is None else self.head
-        logits = linear(normed_BTH.reshape(b * t, h), weight, self.numerics).view(b, t, -1)
+        weight = (self.embed if self.head is None else self.head) if weight is None else weight
+        rows = normed_BTH.reshape(b * t, h)
+        if self.through_kernels:
+            few = self.exact or b * t <= kernel_path.FEW
+            return kernel_path.logits_of(rows, weight, few).view(b, t, -1)[:, :first]
+        logits = linear(rows, weight, self.numerics).view(b, t, -1)
         return logits[:, :first].contiguous().float()
 
     def carrier(self, rows: Rows, kind: str = "normed") -> Tensor:
@@ -403,6 +420,7 @@ class HybridModel(nn.Module):
         *,
         counts: Sequence[int] | None = None,
         probe: Callable[[str], None] | None = None,
+        checked: bool = False,
     ) -> Tensor:
         """Run T pairs through the MTP head at the draft cache's position.
 
@@ -412,9 +430,10 @@ class HybridModel(nn.Module):
             cache: From ``new_draft_cache``.
             counts: Valid pairs per sequence; None for T each.
             probe: Called with "glue", "attention" and "ffn" when that part has been issued.
+            checked: As of ``forward``.
 
         Returns:
-            Next carriers [B, T, H]; ``unembed`` turns them into draft logits.
+            Next carriers [B, T, H]; ``unembed_draft`` turns them into draft logits.
 
         Raises:
             CapabilityError: The checkpoint has no MTP head.
@@ -423,24 +442,31 @@ class HybridModel(nn.Module):
         b, t = tokens_BT.shape
         lengths = list(cache.lengths)
         n = [t] * b if counts is None else list(counts)
-        embedding = self._embedded(tokens_BT)
-        if embedding.shape != carrier_BTH.shape:
+        if (*tokens_BT.shape, self.config.hidden_size) != tuple(carrier_BTH.shape):
             raise UserError(
                 f"carriers of shape {tuple(carrier_BTH.shape)} were given for {b} × {t} tokens: one carrier of width "
                 f"{self.config.hidden_size} per token is needed"
             )
+        num, plane = self.numerics, cache.planes[0]
+        assert isinstance(plane, AttentionPlane)
+        if self.through_kernels:
+            if not checked:
+                check_ids(tokens_BT, self.config.vocab_size)
+            cache.admit(tokens_BT, n)
+            batch = kernel_forward.Batch(lengths, n, t, self.device)
+            out = kernel_forward.draft(self, tokens_BT, carrier_BTH, plane, batch, probe)
+            cache.advance(n)
+            return out
+        embedding = self._embedded(tokens_BT)
         cache.admit(tokens_BT, n)
-        num = self.numerics
         embedding, carrier = self._widened(embedding, num), self._widened(carrier_BTH, num)
         cos, sin = self._positions(lengths, embedding.shape[1])
-        plane = cache.planes[0]
-        assert isinstance(plane, AttentionPlane)
         out = mtp(embedding, carrier, plane, lengths, n, self.rotary, cos, sin, num, probe)
         cache.advance(n)
         return out[:, :t]
 
     def save(self, path: str | Path) -> Path:
-        """Write a Hugging Face directory that transformers loads: config, safetensors, tokenizer.
+        """Write a Hugging Face directory that transformers loads: config, safetensors, tokenizer, draft vocabulary.
 
         Args:
             path: Directory, made if needed.
@@ -451,21 +477,3 @@ class HybridModel(nn.Module):
         from workbench.model.weights.save import save_model
 
         return save_model(self, Path(path))
-
-
-def check_finite(logits_TV: Tensor, first: int) -> None:
-    """Refuse a block of logits rows that holds NaN or infinity, naming the first bad position.
-
-    Args:
-        logits_TV: Rows of logits.
-        first: Absolute position of row 0.
-
-    Raises:
-        NonFiniteError: A row is not finite.
-    """
-    sums = logits_TV.sum(-1)
-    if bool(torch.isfinite(sums).all()):
-        return
-    for i, row in enumerate(logits_TV):
-        if not bool(torch.isfinite(row).all()):
-            raise NonFiniteError(first + i, "NaN" if bool(row.isnan().any()) else "infinity")

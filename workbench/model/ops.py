@@ -36,10 +36,10 @@ class Numerics:
 
     @classmethod
     def of(cls, exact: bool, device: torch.device, dtype: torch.dtype = torch.float32) -> Numerics:
-        """The class on a device; exact runs on a CPU, in float32 or bfloat16.
+        """The class on a device; exact holds below float64, on a CPU and, through the kernels, on a CUDA GPU.
 
         Raises:
-            CapabilityError: Exact numerics were asked for on a GPU or in float64, where stock products and reductions
+            CapabilityError: Exact numerics were asked for elsewhere or in float64, where stock products and reductions
                 choose their order by the number of rows.
         """
         if exact and dtype == torch.float64:
@@ -47,9 +47,10 @@ class Numerics:
                 "exact=True does not hold in float64, whose stock products change a row's bits with its place: use "
                 "exact=False, or dtype='float32'"
             )
-        if exact and device.type != "cpu":
+        if exact and device.type not in ("cpu", "cuda"):
             raise CapabilityError(
-                f"exact=True runs on a CPU only, and this model is on {device.type}: use exact=False, or device='cpu'"
+                f"exact=True runs on a CPU or a CUDA GPU, and this model is on {device.type}: use exact=False, or "
+                "device='cpu'"
             )
         return cls(exact)
 

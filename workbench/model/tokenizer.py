@@ -66,6 +66,11 @@ class Tokenizer:
         """Number of ids the tokenizer knows."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def special_ids(self) -> list[int]:
+        """Ids of special tokens, ascending."""
+        return sorted(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; special tokens written out in it are recognised, none is added."""
         return self.backend.encode(text, add_special_tokens=False).ids

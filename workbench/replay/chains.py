@@ -18,8 +18,8 @@ from torch import Tensor
 from workbench.cache.kv import KVPlane
 from workbench.datasets.heads import block_rows, extremes, head_slices, non_finite, row_error
 from workbench.model.chain import ChainBatch
+from workbench.model.draft_head import DraftHead
 from workbench.model.hybrid import HybridModel
-from workbench.model.ops import linear
 from workbench.model.transfer import upload
 from workbench.replay.draws import TapeDraws
 from workbench.replay.groups import log_probs, overlaps, shadow, token_probs, two_best
@@ -210,27 +210,25 @@ def drafter_slices(model: HybridModel, carrier_PH: Tensor) -> Iterator[tuple[sli
 
     On a GPU a trimmed head gives [P, D] of its own ids; elsewhere rows are as wide as the vocabulary.
     """
-    head = getattr(model, "draft_head", None)
+    head = model.draft_head
     if head is None or carrier_PH.device.type == "cpu":
         for part, logits in head_slices(model, carrier_PH, draft=True):
             yield part, logits, None
         return
-    yield from narrow_slices(model, carrier_PH, head.weight_DH, head.ids_D)
+    yield from narrow_slices(model, carrier_PH, head)
 
 
-def narrow_slices(
-    model: HybridModel, carrier_PH: Tensor, weight_DH: Tensor, ids_D: Tensor
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def narrow_slices(model: HybridModel, carrier_PH: Tensor, head: DraftHead) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Rows of a trimmed head over its own ids."""
-    step = block_rows(len(ids_D), carrier_PH.device)
+    step = block_rows(len(head), carrier_PH.device)
     for lo in range(0, len(carrier_PH), step):
         part = slice(lo, min(lo + step, len(carrier_PH)))
-        yield part, linear(carrier_PH[part], weight_DH, model.numerics).contiguous().float(), ids_D
+        yield part, model.unembed_by(carrier_PH[part].unsqueeze(0), head.weight_DH)[0], head.ids_D
 
 
 def _drafter_extremes(model: HybridModel, logits_PV: Tensor) -> Tensor:
     """Extremes over the ids that the head has."""
-    head = getattr(model, "draft_head", None)
+    head = model.draft_head
     if head is None or logits_PV.shape[1] == len(head.ids_D):
         return extremes(logits_PV)
     return extremes(logits_PV[:, head.ids_D])

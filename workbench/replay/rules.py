@@ -139,7 +139,7 @@ def rules_by_setting(
         rows = model.forward(ids, model.new_cache())
         assert rows.logits_BTV is not None
         hidden = model.draft(ids[:, 1:], model.carrier(rows)[:, :-1], model.new_draft_cache())
-        drafter_TV = model.unembed(hidden)[0]
+        drafter_TV = model.unembed_draft(hidden)[0]
         at = range(first, ids.shape[1])
         documents += [tape.doc_id] * len(at)
         places += [(p, rows.logits_BTV[0, p], drafter_TV[p - 1]) for p in at]

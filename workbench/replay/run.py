@@ -24,6 +24,7 @@ from workbench.core.tape import Tape, first_pending
 from workbench.datasets.groups import chunk_counts
 from workbench.datasets.heads import head_slices, row_error
 from workbench.datasets.passes import flat_places, padded_tokens, reserve
+from workbench.model.checks import check_ids
 from workbench.model.hybrid import HybridModel
 from workbench.model.transfer import HostCopies, Landing, upload
 from workbench.replay.chains import Job, forced_chains, own_chains, score_rows
@@ -157,7 +158,7 @@ def run_group(
 
     Args:
         model: The target with its head.
-        tapes: The documents, of at least two tokens; one when tokens are drawn.
+        tapes: The documents, of at least two tokens and ids of the vocabulary; one when tokens are drawn.
         options: Slots, stride, chunk, carrier, shaping and seed.
         copies: Brings columns to the host.
         documents: Their indices; default (0,).
@@ -181,7 +182,7 @@ def run_group(
     for lo in range(0, max(fed), options.chunk):
         counts = chunk_counts(fed, lo, options.chunk)
         t = max(counts)
-        rows = model.forward(tokens_BS[:, lo : lo + t], state, counts=counts, logits="none")
+        rows = model.forward(tokens_BS[:, lo : lo + t], state, counts=counts, logits="none", checked=True)
         every = [np.arange(n) for n in counts]
         normed, trunk = (_picked(x, every) for x in (rows.normed_BTH, rows.trunk_BTH))
         following = _picked(tokens_BS[:, lo + 1 : lo + 1 + t].unsqueeze(-1), every)[:, 0]
@@ -200,7 +201,9 @@ def run_group(
             pairs = [max(lo + n - begin, 0) for n in counts]
             if max(pairs):
                 end = begin + max(pairs)
-                hidden = model.draft(tokens_BS[:, begin:end], known[:, : end - begin], draft_cache, counts=pairs)
+                hidden = model.draft(
+                    tokens_BS[:, begin:end], known[:, : end - begin], draft_cache, counts=pairs, checked=True
+                )
                 if any(starts):
                     plane = draft_cache.planes[0]
                     assert isinstance(plane, KVPlane)
@@ -265,6 +268,7 @@ def chain_tape(
     n = len(tape)
     if n < 2:
         raise UserError(f"tape {tape.doc_id!r} has {n} token; at least 2 are needed to score one")
+    check_ids(torch.from_numpy(tape.tokens), model.config.vocab_size)
     ranks = Ranks(n - 1, options.k_max) if chains and options.ranks else None
     held: list[Chunk] = []
     copies = HostCopies(model.device)

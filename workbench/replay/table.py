@@ -148,13 +148,19 @@ def replay(
             f"logit_bias names id {biased[-1]}, but the vocabulary has {model.config.vocab_size} ids; name ids below "
             f"{model.config.vocab_size}"
         )
-    if options.shadow > model.config.vocab_size:
-        raise UserError(
-            f"shadow={options.shadow} is not valid: the vocabulary has {model.config.vocab_size} ids; record fewer"
-        )
+    drafts = model.config.vocab_size if model.draft_head is None else len(model.draft_head)
+    if options.shadow > drafts:
+        raise UserError(f"shadow={options.shadow} is not valid: the draft head has {drafts} ids; record fewer")
     with numerical_class(model, exact):
         chains_for(model)  # refuses a class in which the device's chains are not live ones
-        manifest = new_manifest(KIND, model, corpus, parameters=options.key())
+        head = model.draft_head
+        manifest = new_manifest(
+            KIND,
+            model,
+            corpus,
+            parameters=options.key() | {"draft_head": None if head is None else head.key},
+            extra={} if head is None else {"draft_head": head.facts},
+        )
         _write(model, corpus, Path(out), manifest, options, resume)
     return load_table(out, check_hashes=False)
 
@@ -266,6 +272,13 @@ class DraftTable:
         return int(self.manifest.parameters["k_max"])
 
     @property
+    def draft_head(self) -> dict[str, Any] | None:
+        """The trimmed head that drafted: how many ids, their hash, how they were chosen; None for the whole head."""
+        if self.manifest.parameters.get("draft_head") is None:  # tables older than trims have no such entry
+            return None
+        return dict(self.manifest.extra["draft_head"])
+
+    @property
     def plain(self) -> bool:
         """True when the table holds the most likely tokens, False when it holds draws."""
         return "sequence" not in self.dataset.column_names
@@ -293,12 +306,13 @@ class DraftTable:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What a walk must agree with: model, carrier, slots, numerical class, shaping and seed."""
+        """What a walk must agree with: model, draft head, carrier, slots, numerical class, shaping and seed."""
         model = self.manifest.model
         return {
             "model": model["fingerprint"],
             "exact": model["exact"],
             "row_block": model["row_block"],
+            "draft_head": None if self.draft_head is None else self.draft_head["digest"],
             "carrier": self.manifest.parameters["carrier"],
             "k_max": self.k_max,
             "shaping": self.manifest.parameters["shaping"],
@@ -338,6 +352,7 @@ class DraftTable:
             ("rows", f"{counts['rows']:,}"),
             ("slots per start", self.k_max),
             ("model", f"{model['name']} ({model['fingerprint']})"),
+            ("draft head", "whole" if (head := self.draft_head) is None else f"{head['ids']:,} ids, {head['source']}"),
             ("numerics", "exact" if model["exact"] else "fast"),
             ("tokens", "most likely" if self.plain else _shaping(self.manifest.parameters)),
             ("bytes per row", sizes_text(self.bytes_per_row)),

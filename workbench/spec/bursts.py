@@ -13,6 +13,7 @@ import torch
 from workbench.core.errors import UserError, check_int
 from workbench.core.records import RoundRecord
 from workbench.model.hybrid import HybridModel
+from workbench.spec.device import burst
 from workbench.spec.options import GenerateOptions, named_options, refuse_anticipating
 from workbench.spec.policies import Policy, PolicyRun
 from workbench.spec.prompt import prompt_ids, token_ids
@@ -66,7 +67,7 @@ def generate(
     """One burst; see ``Session.generate``."""
     state = session.state
     check_int("max_new_tokens", max_new_tokens, low=1)
-    options, run = _burst_options(session, policy, given)
+    options, run, chosen = _burst_options(session, policy, given)
     if isinstance(suffix, str):
         ids = prompt_ids(state.model, suffix)[0] if suffix else []
     else:
@@ -76,7 +77,7 @@ def generate(
     prompt, times = [*state.tokens, *ids], session.times
     rounds, firsts = len(state.records), len(session.first_logprobs)
     steps = session.probe.reading() if session.probe is not None else None
-    with _under(session, options, run):
+    with _under(session, options, run, chosen):
         sink = session.sink(max_new_tokens, cancel=cancel)
         try:
             if ids:
@@ -101,8 +102,8 @@ def generate(
 
 def _burst_options(
     session: Session, policy: Policy | None, given: Mapping[str, object]
-) -> tuple[GenerateOptions, PolicyRun | None]:
-    """Options of a burst, and the policy run it goes by."""
+) -> tuple[GenerateOptions, PolicyRun | None, Policy | None]:
+    """Options of a burst, and the policy it goes by, with its run."""
     state, own = session.state, session.options
     options = named_options(own, given)
     if moved := [name for name in FIXED if getattr(options, name) != getattr(own, name)]:
@@ -120,14 +121,14 @@ def _burst_options(
                 else "this session was made without a drafter (k=0): make one with k > 0, and use k=0 for the bursts "
                 "that shall not draft"
             )
-        return options, None
+        return options, None, None
     run, chosen = state.policy, session.policy
     if policy is not None or any(name in given for name in DRAFTING):
         chosen = policy or (options.policy() if options.k else None)
         run = None if chosen is None else chosen.start(width=state.model.config.hidden_size)
     if options.chooser().by_ratio and chosen is not None:
         refuse_anticipating(chosen)
-    return options, run
+    return options, run, chosen if run is not None else None
 
 
 def rounds(
@@ -151,6 +152,8 @@ def rounds(
             "force goes with accept='coupled' and without a grammar: a given text is judged against the target's "
             "own tokens"
         )
+    if session.options.on_device:
+        burst.check(session, forced=script is not None)
     first = len(state.tokens)
     own = session.sink(max_new_tokens) if sink is None and max_new_tokens else sink
     left = max_new_tokens if own is None else min(max_new_tokens, own.max_new_tokens - own.generated)
@@ -159,6 +162,10 @@ def rounds(
     ended = session.stopped or (own is not None and own.finish is not None)
     state.sink = own
     try:
+        if session.options.on_device and len(state.tokens) < end and not ended:
+            assert own is not None
+            yield from burst.rounds(session, left, own)
+            ended = own.finish is not None or len(state.tokens) >= end
         while len(state.tokens) < end and not ended:
             began = perf_counter()
             rest = None if script is None else script[len(state.tokens) - first :]
@@ -184,10 +191,11 @@ def rounds(
 
 
 @contextmanager
-def _under(session: Session, options: GenerateOptions, run: PolicyRun | None) -> Iterator[None]:
+def _under(session: Session, options: GenerateOptions, run: PolicyRun | None, chosen: Policy | None) -> Iterator[None]:
     """Go by other options and another policy for a while."""
     state, own = session.state, session.options
     kept = state.policy, state.chooser, state.stop_ids, state.carry, state.rowwise, state.logprobs
+    acting, session.acting = session.acting, chosen
     session.options, session.lent = options, Parked(None, own_policy(session))
     state.policy, state.chooser = run, state.chooser if options == own else options.chooser()
     state.stop_ids = stop_ids_of(state.model, options, session.grammar)
@@ -195,5 +203,5 @@ def _under(session: Session, options: GenerateOptions, run: PolicyRun | None) ->
     try:
         yield
     finally:
-        session.options, session.lent = own, None
+        session.options, session.lent, session.acting = own, None, acting
         state.policy, state.chooser, state.stop_ids, state.carry, state.rowwise, state.logprobs = kept

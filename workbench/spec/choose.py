@@ -107,7 +107,7 @@ class Chooser:
         found = picks(logits_V.unsqueeze(0))
         top = float(found.top1[0])
         if top != top:
-            raise NonFiniteError(len(history), "NaN")
+            raise NonFiniteError(len(history), "NaN", phase="draft")
         q = self.law(logits_V, history, mask_V)
         if self.by_ratio:
             token = draw(q, self.noise, len(history), DRAFT, start)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from workbench.cache.formats import FORMATS
 from workbench.cache.hybrid import STRATEGIES
@@ -14,6 +14,11 @@ from workbench.sampling.philox import Noise
 from workbench.spec.choose import ACCEPT_RULES, Chooser
 from workbench.spec.policies import AdaptiveFloor, FixedK, Policy
 from workbench.spec.policies.arrays import STATISTICS
+
+# what a round on the device cannot honour
+HOST_ONLY = (
+    "adaptive", "carry", "refresh", "shift", "k_format", "v_format", "window", "rowwise", "stop", "logprobs", "anatomy",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +70,8 @@ class GenerateOptions:
         ignore_eos: Go on after an end-of-text token.
         chunk: Prompt tokens per prefill forward.
         anatomy: Time the parts of every draft step.
+        graphs: Run rounds on the GPU as CUDA graphs, with the verdict, lengths and text kept there.
+        stream_rounds: Rounds that the GPU runs, with ``graphs`` or without, before the host reads what they did.
     """
 
     max_new_tokens: int = 128
@@ -105,12 +112,16 @@ class GenerateOptions:
     ignore_eos: bool = False
     chunk: int = 512
     anatomy: bool = False
+    graphs: bool = False
+    stream_rounds: int = 1
 
     def __post_init__(self) -> None:
         check_int("max_new_tokens", self.max_new_tokens, low=1)
         check_int("k", self.k, low=0, high=64, hint="k=0 is plain decode")
         check_int("chunk", self.chunk, low=1)
         check_int("shift", self.shift, low=0, high=4)
+        check_int("stream_rounds", self.stream_rounds, low=1, high=4096)
+        self._check_device_rounds()
         check_choice("carrier", self.carrier, CARRIERS)
         if self.strategy is not None:
             check_choice("strategy", self.strategy, STRATEGIES)
@@ -122,7 +133,18 @@ class GenerateOptions:
             raise UserError("adaptive=True with k=0 is not valid: give k of at least 1, the longest draft")
         if self.floor is not None and not self.adaptive:
             raise UserError(f"floor={self.floor!r} needs adaptive=True: a fixed k has no floor")
-        for name in ("pmin0", "adaptive", "carry", "refresh", "primed", "rowwise", "ignore_eos", "anatomy", "logprobs"):
+        for name in (
+            "pmin0",
+            "adaptive",
+            "carry",
+            "refresh",
+            "primed",
+            "rowwise",
+            "ignore_eos",
+            "anatomy",
+            "logprobs",
+            "graphs",
+        ):
             check_flag(name, getattr(self, name))
         check_choice("accept", self.accept, ACCEPT_RULES)
         check_choice("filter_order", self.filter_order, ORDERS)
@@ -150,6 +172,25 @@ class GenerateOptions:
     def chooser(self) -> Chooser:
         """How rows become tokens."""
         return Chooser(self.shaping(), Noise(self.seed, self.sequence), self.accept)
+
+    @property
+    def on_device(self) -> bool:
+        """Rounds run on the device, and the host reads them afterwards."""
+        return self.graphs or self.stream_rounds > 1
+
+    def _check_device_rounds(self) -> None:
+        if not self.on_device:
+            return
+        asked = "graphs=True" if self.graphs else f"stream_rounds={self.stream_rounds}"
+        plain = {f.name: f.default for f in fields(self)}
+        for name in HOST_ONLY:
+            if getattr(self, name) != plain[name]:
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} needs the host in every round, and {asked} keeps rounds on the "
+                    f"device: leave one of them out"
+                )
+        if self.accept == "ratio" and self.temperature > 0:
+            raise UserError(f"accept='ratio' draws on the host, and {asked} keeps rounds on the device: use 'coupled'")
 
     def policy(self) -> Policy:
         """The policy these options describe."""

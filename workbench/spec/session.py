@@ -28,6 +28,7 @@ from workbench.spec.sink import Sink
 from workbench.spec.telemetry import StepProbe
 
 if TYPE_CHECKING:
+    from workbench.spec.device.rounds import DeviceRounds
     from workbench.spec.grammars import Grammar
     from workbench.spec.store import PrefixStore
 
@@ -116,6 +117,8 @@ class Session:
         self.turn: turns.Turn | None = None  # where ``rewind`` returns to
         self.parked: turns.Parked | None = None  # drafter and policy of a demoted session
         self.lent: turns.Parked | None = None  # the session's own policy, while a burst runs under another
+        self.acting = self.policy  # the policy of the burst that runs
+        self.program: tuple[Any, DeviceRounds] | None = None  # rounds on the device, and what shaped them
         self.given = 0  # length of the text when its pending token is the user's, else out of date
         self.times = SetupTimes(init=perf_counter() - began)
 

@@ -202,7 +202,7 @@ def fork(session: Session) -> Session:
     """An independent copy; see ``Session.fork``."""
     state = session.state
     twin = copy.copy(session)
-    twin.probe = copy.deepcopy(session.probe)
+    twin.probe, twin.program = copy.deepcopy(session.probe), None
 
     def copied(proposer: Proposer | None) -> Proposer | None:
         out = None if proposer is None else proposer.fork()

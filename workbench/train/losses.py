@@ -164,7 +164,7 @@ def joint_loss(
 
 @torch.no_grad()
 def agreement(model: HybridModel, tokens_BS: Tensor, *, steps: int) -> tuple[Tensor, Tensor]:
-    """Held-out loss and share of chain steps whose pick is the target's, with true tokens in.
+    """Held-out loss and share of chain steps whose pick is the target's, with true tokens in, by the head that drafts.
 
     Args:
         model: The target with its head.
@@ -179,7 +179,7 @@ def agreement(model: HybridModel, tokens_BS: Tensor, *, steps: int) -> tuple[Ten
     lm = next_token_loss(logits, tokens_BS)
     picks = logits.argmax(-1)
     hits = [
-        (model.unembed(carrier).argmax(-1) == picks[:, rows]).float().mean()
+        (model.unembed_draft(carrier).argmax(-1) == picks[:, rows]).float().mean()
         for carrier, rows in unrolled(model, tokens_BS, normed, steps=steps)
     ]
     return lm, torch.stack(hits)

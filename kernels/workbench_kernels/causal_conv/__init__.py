@@ -17,8 +17,14 @@ __all__ = ["causal_conv", "conv_commit"]
 
 
 def causal_conv(
-    u_BTP: Tensor, window_BWC: Tensor, taps_LC: Tensor, *, counts_B: Tensor | None = None, impl: str | None = None
-) -> tuple[Tensor, Tensor]:
+    u_BTP: Tensor,
+    window_BWC: Tensor,
+    taps_LC: Tensor,
+    *,
+    counts_B: Tensor | None = None,
+    after: bool = True,
+    impl: str | None = None,
+) -> tuple[Tensor, Tensor | None]:
     """silu of the convolution of every channel with its own taps, and the window after the valid rows.
 
     Args:
@@ -26,10 +32,12 @@ def causal_conv(
         window_BWC: The W rows before.
         taps_LC: W + 1 taps, oldest input first.
         counts_B: Valid rows per sequence, int32, 0 to T; default None, all.
+        after: Give the window after them; default True. A verify cuts its own by ``conv_commit``.
         impl: "ref" or "triton"; default by context and device.
 
     Returns:
-        [B, T, C] in the type of the inputs, summed in float32 from the oldest tap on; and the new window [B, W, C].
+        [B, T, C] in the type of the inputs, summed in float32 from the oldest tap on; and the new window [B, W, C],
+        None where it is not asked for.
 
     Raises:
         KernelError: A tensor is strided or of another shape or type.
@@ -45,10 +53,10 @@ def causal_conv(
         check_shape("causal_conv", "counts", counts_B, (b,))
         check_dtype("causal_conv", "counts", counts_B, torch.int32)
     if not by_triton("causal_conv", impl, u_BTP):
-        return ref.causal_conv(u_BTP, window_BWC, taps_LC, counts_B)
+        return ref.causal_conv(u_BTP, window_BWC, taps_LC, counts_B, after)
     from workbench_kernels.causal_conv import kernel
 
-    return kernel.causal_conv(u_BTP, window_BWC, taps_LC, counts_B)
+    return kernel.causal_conv(u_BTP, window_BWC, taps_LC, counts_B, after)
 
 
 def conv_commit(u_BTP: Tensor, window_BWC: Tensor, keep_B: Tensor, *, impl: str | None = None) -> Tensor:

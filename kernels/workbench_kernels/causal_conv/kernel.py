@@ -63,7 +63,9 @@ def _window(u_BTP: Tensor, window_BWC: Tensor, counts_B: Tensor | None, out_BWC:
         )  # fmt: skip
 
 
-def causal_conv(u_BTP: Tensor, window_BWC: Tensor, taps_LC: Tensor, counts_B: Tensor | None) -> tuple[Tensor, Tensor]:
+def causal_conv(
+    u_BTP: Tensor, window_BWC: Tensor, taps_LC: Tensor, counts_B: Tensor | None, after: bool
+) -> tuple[Tensor, Tensor | None]:
     """See ``workbench_kernels.causal_conv.causal_conv``."""
     b, w, c = window_BWC.shape
     t, p = u_BTP.shape[1:]
@@ -73,9 +75,11 @@ def causal_conv(u_BTP: Tensor, window_BWC: Tensor, taps_LC: Tensor, counts_B: Te
         conv_kernel, (-(-c // BLOCK), -(-t // rows), b), u_BTP, window_BWC, taps_LC, out, t, p, c,
         W=w, ROWS=rows, BLOCK=BLOCK, num_warps=4 if rows > 1 else 2,
     )  # fmt: skip
-    after = torch.empty_like(window_BWC)
-    _window(u_BTP, window_BWC, counts_B, after)
-    return out, after
+    if not after:
+        return out, None
+    window = torch.empty_like(window_BWC)
+    _window(u_BTP, window_BWC, counts_B, window)
+    return out, window
 
 
 def conv_commit(u_BTP: Tensor, window_BWC: Tensor, keep_B: Tensor) -> Tensor:

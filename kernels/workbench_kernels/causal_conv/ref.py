@@ -8,7 +8,9 @@ from torch import Tensor
 from workbench_kernels.rmsnorm.ref import wide
 
 
-def causal_conv(u_BTP: Tensor, window_BWC: Tensor, taps_LC: Tensor, counts_B: Tensor | None) -> tuple[Tensor, Tensor]:
+def causal_conv(
+    u_BTP: Tensor, window_BWC: Tensor, taps_LC: Tensor, counts_B: Tensor | None, after: bool
+) -> tuple[Tensor, Tensor | None]:
     """See ``workbench_kernels.causal_conv.causal_conv``."""
     b, w, c = window_BWC.shape
     t = u_BTP.shape[1]
@@ -17,7 +19,8 @@ def causal_conv(u_BTP: Tensor, window_BWC: Tensor, taps_LC: Tensor, counts_B: Te
     for i in range(w + 1):
         total += fed[:, i : i + t] * wide(taps_LC)[i]
     counts = torch.full((b,), t, dtype=torch.int32, device=u_BTP.device) if counts_B is None else counts_B
-    return torch.nn.functional.silu(total).to(u_BTP.dtype), window_after(u_BTP, window_BWC, counts)
+    window = window_after(u_BTP, window_BWC, counts) if after else None
+    return torch.nn.functional.silu(total).to(u_BTP.dtype), window
 
 
 def window_after(u_BTP: Tensor, window_BWC: Tensor, keep_B: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workbench_kernels.checks import KernelError, check_dense, check_dtype, check_shape
+from workbench_kernels.checks import KernelError, check_columns, check_dense, check_dtype, check_shape
 from workbench_kernels.dispatch import by_triton
 from workbench_kernels.gated_delta import ref
 from workbench_kernels.gated_delta.ref import Step, Tape, carry_eagerly, chunk, scan, scan_states
@@ -35,7 +35,7 @@ def gated_delta_step(
     *,
     key_heads: int,
     write: str = "in place",
-    tape: bool = False,
+    tape: bool | Tape = False,
     columns: bool = False,
     counts_B: Tensor | None = None,
     impl: str | None = None,
@@ -47,14 +47,14 @@ def gated_delta_step(
 
     Args:
         mixed_BTC: Output of the convolution: [queries | keys | values].
-        gates_BTM: [b | a] of every row, [B, T, 2 H].
+        gates_BTM: [b | a] of every row, [B, T, 2 H]; may be columns of a wider tensor.
         a_log_H: Log of the decay rate of a head.
         dt_bias_H: Added to a.
         state_BHKV: State before the first row.
         key_heads: N; value heads j r .. j r + r - 1 use key head j, r = H / N.
         write: Where the state after the valid rows goes: "in place" (default), "new" (a tensor of its own, so that the
             one before stays), or "none" (a verify, to be committed from its tape).
-        tape: Return what ``gated_delta_commit`` needs; default False.
+        tape: Return what ``gated_delta_commit`` needs, in new tensors, or in these; default False.
         columns: Return the state after every row; default False.
         counts_B: Valid rows per sequence, int32; outputs past them are undefined. Default None, all.
         impl: "ref" or "triton"; default by context and device.
@@ -68,9 +68,9 @@ def gated_delta_step(
     b, h, k, v = _state("gated_delta_step", state_BHKV)
     c = 2 * key_heads * k + h * v
     check_dense(
-        "gated_delta_step", mixed=mixed_BTC, gates=gates_BTM, a_log=a_log_H, dt_bias=dt_bias_H, state=state_BHKV,
-        counts=counts_B,
+        "gated_delta_step", mixed=mixed_BTC, a_log=a_log_H, dt_bias=dt_bias_H, state=state_BHKV, counts=counts_B,
     )  # fmt: skip
+    check_columns("gated_delta_step", "gates", gates_BTM)
     check_shape("gated_delta_step", "mixed", mixed_BTC, (b, None, c))
     check_shape("gated_delta_step", "gates", gates_BTM, (b, mixed_BTC.shape[1], 2 * h))
     check_shape("gated_delta_step", "a_log", a_log_H, (h,))
@@ -80,6 +80,11 @@ def gated_delta_step(
     if write not in WRITES:
         raise KernelError(f"gated_delta_step: write={write!r} is not valid: choose one of {', '.join(WRITES)}")
     _counts("gated_delta_step", counts_B, b)
+    if isinstance(tape, Tape):
+        t = mixed_BTC.shape[1]
+        check_dense("gated_delta_step", mixed=mixed_BTC, **tape._asdict())
+        for name, width in (("k_BTNK", (key_heads, k)), ("v_BTHV", (h, v)), ("beta_BTH", (h,)), ("decay_BTH", (h,))):
+            check_shape("gated_delta_step", f"tape.{name}", getattr(tape, name), (b, t, *width))
     args = (mixed_BTC, gates_BTM, a_log_H, dt_bias_H, state_BHKV, key_heads, write, tape, columns, counts_B)
     if not by_triton("gated_delta_step", impl, mixed_BTC):
         return ref.step(*args)
@@ -162,21 +167,28 @@ def gated_delta_chunk(
     log_decay_BTH: Tensor,
     state_BHKV: Tensor,
     *,
+    counts_B: Tensor | None = None,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The rule in chunks of 64 rows by its WY form: equal to the scan up to rounding, for long inputs.
 
+    With bfloat16 queries, keys and values the kernel rounds every operand of a product to bfloat16 (relative errors
+    near 4e-3); with float32 its products take three passes (errors near 1e-6). Sums, decays and the state carried from
+    chunk to chunk are float32 in both.
+
     Args:
-        q_BTNK: Normalised and scaled queries.
+        q_BTNK: Normalised and scaled queries, float32 or bfloat16; keys and values have the same type.
         k_BTNK: Normalised keys.
         v_BTHV: Values.
         beta_BTH: Write strengths in (0, 1).
         log_decay_BTH: Log decays, at most 0.
         state_BHKV: State before; not written.
+        counts_B: Valid rows per sequence, int32, 0 to T; rows past them change nothing and their outputs are
+            undefined. Default None, all.
         impl: "ref" or "triton"; default by context and device.
 
     Returns:
-        Outputs [B, T, H, V] and the state after the last row.
+        Outputs [B, T, H, V] in the type of the values, and the state after the last valid row.
 
     Raises:
         KernelError: A tensor is strided or of another shape or type.
@@ -184,11 +196,17 @@ def gated_delta_chunk(
     Source: Yang et al. 2024 (arXiv 2412.06464), section 3.3.
     """
     _rows("gated_delta_chunk", q_BTNK, k_BTNK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
+    check_dtype("gated_delta_chunk", "q", q_BTNK, torch.float32, torch.bfloat16, torch.float64)
+    check_dtype("gated_delta_chunk", "k", k_BTNK, q_BTNK.dtype)
+    check_dtype("gated_delta_chunk", "v", v_BTHV, q_BTNK.dtype)
+    check_dense("gated_delta_chunk", q=q_BTNK, counts=counts_B)
+    _counts("gated_delta_chunk", counts_B, len(q_BTNK))
+    args = (q_BTNK, k_BTNK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV, counts_B)
     if not by_triton("gated_delta_chunk", impl, q_BTNK):
-        return ref.chunk_heads(q_BTNK, k_BTNK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
+        return ref.chunk_heads(*args)
     from workbench_kernels.gated_delta.chunks import kernel
 
-    return kernel.chunk(q_BTNK, k_BTNK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
+    return kernel.chunk(*args)
 
 
 def delta_inputs(
@@ -199,6 +217,7 @@ def delta_inputs(
     *,
     key_heads: int,
     key_width: int,
+    dtype: torch.dtype = torch.float32,
     impl: str | None = None,
 ) -> tuple[Tensor, ...]:
     """What scans and chunks read, from the convolution's output: the norms and gates of ``gated_delta_step``.
@@ -210,14 +229,18 @@ def delta_inputs(
         dt_bias_H: Added to a.
         key_heads: N.
         key_width: K.
+        dtype: Of queries, keys and values: float32 (default), or bfloat16, their float32 values rounded to nearest
+            even, for ``gated_delta_chunk``.
         impl: "ref" or "triton"; default by context and device.
 
     Returns:
-        Queries, keys [B, T, N, K], values [B, T, H, V], beta, decay and log decay [B, T, H], float32.
+        Queries, keys [B, T, N, K], values [B, T, H, V]; beta, decay and log decay [B, T, H], float32.
 
     Raises:
-        KernelError: A tensor is strided or of another shape.
+        KernelError: A tensor is strided or of another shape, or the type is not one of the two.
     """
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise KernelError(f"delta_inputs: dtype={dtype} is not valid: choose torch.float32 or torch.bfloat16")
     check_dense("delta_inputs", mixed=mixed_BTC, gates=gates_BTM, a_log=a_log_H, dt_bias=dt_bias_H)
     b, t, c = mixed_BTC.shape
     h = a_log_H.shape[0]
@@ -225,7 +248,7 @@ def delta_inputs(
     values = c - 2 * key_heads * key_width
     if values <= 0 or values % h:
         raise KernelError(f"delta_inputs: {c} channels do not hold {key_heads} x 2 x {key_width} and {h} value heads")
-    args = (mixed_BTC, gates_BTM, a_log_H, dt_bias_H, key_heads, key_width)
+    args = (mixed_BTC, gates_BTM, a_log_H, dt_bias_H, key_heads, key_width, dtype)
     if not by_triton("delta_inputs", impl, mixed_BTC):
         return ref.inputs(*args)
     from workbench_kernels.gated_delta.chunks import kernel

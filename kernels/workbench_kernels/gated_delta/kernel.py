@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from workbench_kernels.checks import check_columns
 from workbench_kernels.device.kernel import launch, power
 from workbench_kernels.gated_delta.ref import Step, Tape
 
@@ -111,7 +112,7 @@ def step(
     state_BHKV: Tensor,
     key_heads: int,
     write: str,
-    tape: bool,
+    tape: bool | Tape,
     columns: bool,
     counts_B: Tensor | None,
 ) -> Step:
@@ -122,16 +123,17 @@ def step(
     wide = dict(dtype=torch.float32, device=mixed_BTC.device)
     out = torch.empty(b, t, h, dv, **wide)
     after = None if write == "none" else state_BHKV if write == "in place" else torch.empty_like(state_BHKV)
-    held = None
-    if tape:
+    held = tape if isinstance(tape, Tape) else None
+    if tape is True:
         held = Tape(
             torch.empty(b, t, n, dk, **wide), torch.empty(b, t, h, dv, **wide),
             torch.empty(b, t, h, **wide), torch.empty(b, t, h, **wide),
         )  # fmt: skip
     states = torch.empty(b, t, h, dk, dv, **wide) if columns else None
+    row = check_columns("gated_delta_step", "gates", gates_BTM)
     _run(
         mixed_BTC, mixed_BTC[..., n * dk :], mixed_BTC[..., 2 * n * dk :], gates_BTM, gates_BTM[..., h:],
-        (a_log_H, dt_bias_H), state_BHKV, counts_B, out, after, held, states, t, (c, c, c, 2 * h), h // n,
+        (a_log_H, dt_bias_H), state_BHKV, counts_B, out, after, held, states, t, (c, c, c, row), h // n,
     )  # fmt: skip
     return Step(out, after, held, states)
 

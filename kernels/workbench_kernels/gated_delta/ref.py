@@ -227,9 +227,15 @@ class Step(NamedTuple):
 
 
 def inputs(
-    mixed_BTC: Tensor, gates_BTM: Tensor, a_log_H: Tensor, dt_bias_H: Tensor, key_heads: int, key_width: int
+    mixed_BTC: Tensor,
+    gates_BTM: Tensor,
+    a_log_H: Tensor,
+    dt_bias_H: Tensor,
+    key_heads: int,
+    key_width: int,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, ...]:
-    """See ``workbench_kernels.gated_delta.delta_inputs``."""
+    """See ``workbench_kernels.gated_delta.delta_inputs``; float64 inputs stay float64 whatever ``dtype`` is."""
     b, t, _ = mixed_BTC.shape
     h, n, dk = len(a_log_H), key_heads, key_width
     mixed, gates = wide(mixed_BTC), wide(gates_BTM)
@@ -239,6 +245,8 @@ def inputs(
     k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + 1e-6)
     beta = torch.sigmoid(gates[..., :h])
     log_decay = -wide(a_log_H).exp() * torch.nn.functional.softplus(gates[..., h:] + wide(dt_bias_H))
+    if dtype != torch.float32 and q.dtype != torch.float64:
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     return q, k, v, beta, log_decay.exp(), log_decay
 
 
@@ -250,7 +258,7 @@ def step(
     state_BHKV: Tensor,
     key_heads: int,
     write: str,
-    tape: bool,
+    tape: bool | Tape,
     columns: bool,
     counts_B: Tensor | None,
 ) -> Step:
@@ -262,6 +270,8 @@ def step(
         r = h // key_heads
         out, states = scan(q.repeat_interleave(r, 2), k.repeat_interleave(r, 2), v, beta, decay, state_BHKV.to(v.dtype))
     made = Tape(k, v, beta, decay)
+    if isinstance(tape, Tape):
+        made = Tape(*(kept.copy_(x) for kept, x in zip(tape, made)))
     kept = torch.stack(states, 1) if states else state_BHKV.new_zeros(b, t, *state_BHKV.shape[1:])
     after = None
     if write != "none":
@@ -297,12 +307,23 @@ def scan_heads(
 
 
 def chunk_heads(
-    q_BTNK: Tensor, k_BTNK: Tensor, v_BTHV: Tensor, beta_BTH: Tensor, log_decay_BTH: Tensor, state_BHKV: Tensor
+    q_BTNK: Tensor,
+    k_BTNK: Tensor,
+    v_BTHV: Tensor,
+    beta_BTH: Tensor,
+    log_decay_BTH: Tensor,
+    state_BHKV: Tensor,
+    counts_B: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See ``workbench_kernels.gated_delta.gated_delta_chunk``."""
+    """See ``workbench_kernels.gated_delta.gated_delta_chunk``; outputs past a count are zero."""
     if v_BTHV.numel() == 0:
-        return wide(v_BTHV), state_BHKV.clone()
+        return torch.zeros_like(v_BTHV), state_BHKV.clone()
     r = v_BTHV.shape[2] // q_BTNK.shape[2]
     q, k, v = (wide(x) for x in (q_BTNK.repeat_interleave(r, 2), k_BTNK.repeat_interleave(r, 2), v_BTHV))
-    out, state = chunk(q, k, v, wide(beta_BTH), wide(log_decay_BTH), wide(state_BHKV))
-    return out.contiguous(), state.to(state_BHKV.dtype)
+    beta, log_decay = wide(beta_BTH), wide(log_decay_BTH)
+    if counts_B is not None:  # rows that write nothing, keep the state whole and hold no NaN
+        past_BT = torch.arange(v.shape[1], device=v.device) >= counts_B[:, None]
+        q, k, v = (x.masked_fill(past_BT[..., None, None], 0.0) for x in (q, k, v))
+        beta, log_decay = (x.masked_fill(past_BT[..., None], 0.0) for x in (beta, log_decay))
+    out, state = chunk(q, k, v, beta, log_decay, wide(state_BHKV))
+    return out.to(v_BTHV.dtype).contiguous(), state.to(state_BHKV.dtype)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from workbench_kernels.checks import check_dense, check_dtype, check_shape
+from workbench_kernels.checks import KernelError, check_columns, check_dense, check_dtype, check_shape
 from workbench_kernels.dispatch import by_triton
 from workbench_kernels.rmsnorm import ref
 
@@ -75,14 +75,15 @@ def gated_rmsnorm(
 
     Args:
         o_RD: Outputs, one row per value head.
-        z_RD: Input of the gate; its type is the result's. In a narrow type the norm, its product with the weight and
+        z_RD: Input of the gate; its type is the result's. It may be columns of a wider tensor, with the heads of a row
+            side by side, [R / heads, heads D]. In a narrow type the norm, its product with the weight and
             the result are each rounded, as the model does.
         weight_D: The norm's plain weight, in float32 or in the type of the gate.
         eps: Added to the mean square; default 1e-6.
         impl: "ref" or "triton"; default by context and device.
 
     Returns:
-        [R, D] in the type of the gate.
+        [R, D] in the type of the gate, dense.
 
     Raises:
         KernelError: A tensor is strided or of another shape.
@@ -90,8 +91,12 @@ def gated_rmsnorm(
     Source: Yang et al. 2024 (arXiv 2412.06464), with the order of transformers' Qwen3.5.
     """
     _check("gated_rmsnorm", o_RD, weight_D)
-    check_dense("gated_rmsnorm", o=o_RD, z=z_RD)
-    check_shape("gated_rmsnorm", "z", z_RD, o_RD.shape)
+    r, d = o_RD.shape
+    heads = max(1, z_RD.shape[-1] // max(1, d))
+    check_columns("gated_rmsnorm", "z", z_RD)
+    check_shape("gated_rmsnorm", "z", z_RD, (r // heads, heads * d))
+    if r % heads:
+        raise KernelError(f"gated_rmsnorm: {heads} heads of z in a row do not divide the {r} rows of o: give all heads")
     if not by_triton("gated_rmsnorm", impl, o_RD):
         return ref.gated_rmsnorm(o_RD, z_RD, weight_D, eps=eps)
     from workbench_kernels.rmsnorm import kernel

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from workbench_kernels.checks import check_columns
 from workbench_kernels.device.kernel import launch, narrow, power
 
 
@@ -30,14 +31,16 @@ def add_rmsnorm_kernel(
 
 
 @triton.jit
-def gated_rmsnorm_kernel(o_ptr, z_ptr, weight_ptr, out_ptr, R, D, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def gated_rmsnorm_kernel(
+    o_ptr, z_ptr, weight_ptr, out_ptr, R, D, heads, z_row, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     live = (rows < R) & (col < D)
     at = rows * D + col
     TYPE: tl.constexpr = out_ptr.dtype.element_ty
     o = tl.load(o_ptr + at, mask=live, other=0).to(tl.float32)
-    z = tl.load(z_ptr + at, mask=live, other=0).to(tl.float32)
+    z = tl.load(z_ptr + rows // heads * z_row + rows % heads * D + col, mask=live, other=0).to(tl.float32)
     w = tl.load(weight_ptr + col, mask=col < D, other=0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(o * o, 1) / D + eps)
     normed = narrow(o * inverse[:, None], TYPE).to(tl.float32)
@@ -75,10 +78,15 @@ def add_rmsnorm(x_RD: Tensor, residual_RD: Tensor, scale_D: Tensor, eps: float) 
 
 def gated_rmsnorm(o_RD: Tensor, z_RD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """See ``workbench_kernels.rmsnorm.gated_rmsnorm``."""
-    out = torch.empty_like(z_RD)
     rows, d = o_RD.shape
+    out = torch.empty(rows, d, dtype=z_RD.dtype, device=o_RD.device)
+    z_row = check_columns("gated_rmsnorm", "z", z_RD)
+    heads = max(1, z_RD.shape[1] // max(1, d))
     block = power(d, 16)
     each = max(1, 512 // block)
     grid = (-(-rows // each),)
-    launch(gated_rmsnorm_kernel, grid, o_RD, z_RD, weight_D, out, rows, d, eps, ROWS=each, BLOCK=block, num_warps=1)
+    launch(
+        gated_rmsnorm_kernel, grid, o_RD, z_RD, weight_D, out, rows, d, heads, z_row, eps,
+        ROWS=each, BLOCK=block, num_warps=1,
+    )  # fmt: skip
     return out

@@ -25,7 +25,7 @@ def add_rmsnorm(x_RD: Tensor, residual_RD: Tensor, scale_D: Tensor, *, eps: floa
 
 def gated_rmsnorm(o_RD: Tensor, z_RD: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
     """See ``workbench_kernels.rmsnorm.gated_rmsnorm``."""
-    o = wide(o_RD)
+    o, z_RD = wide(o_RD), z_RD.reshape(o_RD.shape)
     normed = (o * torch.rsqrt(o.square().mean(-1, keepdim=True) + eps)).to(z_RD.dtype)
     weighted = (wide(weight_D) * wide(normed)).to(z_RD.dtype)
     return (wide(weighted) * torch.nn.functional.silu(wide(z_RD))).to(z_RD.dtype)

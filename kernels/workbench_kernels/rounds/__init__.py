@@ -25,17 +25,19 @@ def assemble_verify(
     p_min: float = 0.0,
     first: bool = False,
     map_D: Tensor | None = None,
+    most_B: Tensor | None = None,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What a verify is fed: the pending token, and drafts up to the first whose probability is below ``p_min``.
 
     Args:
         drafts_BK: Drafted ids, int64, of the drafter's vocabulary; one below 0 ends the chain.
-        probs_BK: Their probabilities, float32.
+        probs_BK: Their probabilities, float32; a NaN ends the chain.
         pending_B: Pending tokens, int64; -1 for none (base 0).
         p_min: Least probability of a draft; default 0 keeps all.
         first: The first draft may be dropped too, where a token is pending; default False.
         map_D: The target's id of every id of a trimmed vocabulary, int64; default None.
+        most_B: Tokens that may still be emitted, int32: one fewer draft is fed at most. Default None.
         impl: "ref" or "triton"; default by context and device.
 
     Returns:
@@ -46,16 +48,19 @@ def assemble_verify(
 
     Source: seed 002.
     """
-    check_dense("assemble_verify", drafts=drafts_BK, probs=probs_BK, pending=pending_B, map=map_D)
+    check_dense("assemble_verify", drafts=drafts_BK, probs=probs_BK, pending=pending_B, map=map_D, most=most_B)
     check_shape("assemble_verify", "drafts", drafts_BK, (None, None))
     check_dtype("assemble_verify", "drafts", drafts_BK, torch.int64)
     check_shape("assemble_verify", "probs", probs_BK, drafts_BK.shape)
     check_shape("assemble_verify", "pending", pending_B, drafts_BK.shape[:1])
+    if most_B is not None:
+        check_shape("assemble_verify", "most", most_B, drafts_BK.shape[:1])
+        check_dtype("assemble_verify", "most", most_B, torch.int32)
     if not by_triton("assemble_verify", impl, drafts_BK):
-        return ref.assemble_verify(drafts_BK, probs_BK, pending_B, p_min, first, map_D)
+        return ref.assemble_verify(drafts_BK, probs_BK, pending_B, p_min, first, map_D, most_B)
     from workbench_kernels.rounds import kernel
 
-    return kernel.assemble_verify(drafts_BK, probs_BK, pending_B, p_min, first, map_D)
+    return kernel.assemble_verify(drafts_BK, probs_BK, pending_B, p_min, first, map_D, most_B)
 
 
 def gather_seed(

@@ -19,11 +19,14 @@ def _outcome(make: Maker, b: int, k: int, base: int | None) -> dict[str, Any]:
     return {"accepted_B3": accepted, "counts_B2": counts.int()}
 
 
-def _assemble(make: Maker, b: int, k: int, trimmed: bool = False) -> dict[str, Any]:
+def _assemble(make: Maker, b: int, k: int, trimmed: bool = False, most: bool = False) -> dict[str, Any]:
     made = {
         "drafts_BK": make.ints(b, k, low=-1, high=40), "probs_BK": make.uniform(b, k),
         "pending_B": make.ints(b, low=-1, high=3),
     }  # fmt: skip
+    if most:
+        made["most_B"] = make.ints(b, high=k + 3, dtype=torch.int32)
+        made["probs_BK"][make.uniform(b, k) < 0.1] = float("nan")
     if trimmed:
         made["map_D"] = torch.arange(40, device=make.device) * 7 + 3
     return made
@@ -49,7 +52,7 @@ def _ring(make: Maker, b: int, k: int, r: int) -> dict[str, Any]:
 
 ODD = (
     Case(dict(b=0, k=3)), Case(dict(b=1, k=1)), Case(dict(b=37, k=5), dict(p_min=0.3)),
-    Case(dict(b=37, k=7, trimmed=True), dict(p_min=0.4, first=True)),
+    Case(dict(b=37, k=7, trimmed=True), dict(p_min=0.4, first=True)), Case(dict(b=41, k=6, most=True), dict(p_min=0.2)),
 )  # fmt: skip
 SEEDS = (Case(dict(b=0, k=2, d=5)), Case(dict(b=1, k=0, d=1)), Case(dict(b=17, k=4, d=1037)))
 LENGTHS = (Case(dict(n=3, b=0)), Case(dict(n=1, b=1)), Case(dict(n=17, b=15)))

@@ -12,19 +12,22 @@ from workbench_kernels.device.kernel import launch, power
 
 @triton.jit
 def assemble_kernel(
-    draft_ptr, prob_ptr, pending_ptr, map_ptr, fed_ptr, count_ptr, K, p_min, FIRST: tl.constexpr, MAP: tl.constexpr,
-    BK: tl.constexpr,
+    draft_ptr, prob_ptr, pending_ptr, map_ptr, most_ptr, fed_ptr, count_ptr, K, p_min, FIRST: tl.constexpr,
+    MAP: tl.constexpr, MOST: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     pending = tl.load(pending_ptr + b)
     base = (pending >= 0).to(tl.int32)
     j = tl.arange(0, BK)
     token = tl.load(draft_ptr + b * K + j, mask=j < K, other=-1)
-    low = tl.load(prob_ptr + b * K + j, mask=j < K, other=0.0) < p_min
+    prob = tl.load(prob_ptr + b * K + j, mask=j < K, other=0.0)
+    low = prob < p_min
     spared = j == 0
     if FIRST:
         spared = (j == 0) & (base == 0)
-    ends = (token < 0) | (low & (spared == 0)) | (j >= K)
+    ends = (token < 0) | (low & (spared == 0)) | (j >= K) | (prob != prob)
+    if MOST:
+        ends = ends | (j >= tl.load(most_ptr + b) - 1)
     n = tl.minimum(tl.min(tl.where(ends, j, BK), 0), K)
     stands = j < n
     if MAP:
@@ -77,15 +80,22 @@ def ring_kernel(fed_ptr, accepted_ptr, count_ptr, ring_ptr, pending_ptr, T, R, B
 
 
 def assemble_verify(
-    drafts_BK: Tensor, probs_BK: Tensor, pending_B: Tensor, p_min: float, first: bool, map_D: Tensor | None
+    drafts_BK: Tensor,
+    probs_BK: Tensor,
+    pending_B: Tensor,
+    p_min: float,
+    first: bool,
+    map_D: Tensor | None,
+    most_B: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """See ``workbench_kernels.rounds.assemble_verify``."""
     b, k = drafts_BK.shape
     fed = torch.empty(b, k + 1, dtype=torch.int64, device=drafts_BK.device)
     counts = torch.empty(b, 2, dtype=torch.int32, device=drafts_BK.device)
     launch(
-        assemble_kernel, (b,), drafts_BK, probs_BK, pending_B, drafts_BK if map_D is None else map_D, fed, counts, k,
-        float(p_min), FIRST=first, MAP=map_D is not None, BK=power(k + 1, 2), num_warps=1,
+        assemble_kernel, (b,), drafts_BK, probs_BK, pending_B, drafts_BK if map_D is None else map_D,
+        pending_B if most_B is None else most_B, fed, counts, k, float(p_min), FIRST=first, MAP=map_D is not None,
+        MOST=most_B is not None, BK=power(k + 1, 2), num_warps=1,
     )  # fmt: skip
     return fed, counts
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 
 def assemble_verify(
-    drafts_BK: Tensor, probs_BK: Tensor, pending_B: Tensor, p_min: float, first: bool, map_D: Tensor | None
+    drafts_BK: Tensor,
+    probs_BK: Tensor,
+    pending_B: Tensor,
+    p_min: float,
+    first: bool,
+    map_D: Tensor | None,
+    most_B: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """See ``workbench_kernels.rounds.assemble_verify``."""
     b, k = drafts_BK.shape
@@ -18,8 +26,8 @@ def assemble_verify(
         base = int(pending_B[i] >= 0)
         if base:
             fed[i, 0] = pending_B[i]
-        n = 0
-        while n < k and int(drafts_BK[i, n]) >= 0:
+        n, most = 0, k if most_B is None else min(k, int(most_B[i]) - 1)
+        while n < most and int(drafts_BK[i, n]) >= 0 and not math.isnan(float(probs_BK[i, n])):
             if float(probs_BK[i, n]) < float(least) and (n > 0 or (first and base)):
                 break
             token = int(drafts_BK[i, n])

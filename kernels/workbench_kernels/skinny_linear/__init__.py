@@ -31,6 +31,8 @@ def skinny_linear(
     eps: float = 1e-6,
     swiglu: bool = False,
     sizes: Sequence[int] | None = None,
+    wide: bool = False,
+    out_MN: Tensor | None = None,
     impl: str | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """x @ w.T, with the norm before it, the gated activation after it and the cut into parts, each if asked for.
@@ -44,17 +46,19 @@ def skinny_linear(
         eps: Of that norm; default 1e-6.
         swiglu: The weight stacks N/2 gate rows and N/2 up rows, and the result is silu(gate) * up; default False.
         sizes: Widths of stacked projections; the result is then a tuple of column views. Default None.
+        wide: The result is float32 whatever the rows' type; default False.
+        out_MN: Where the result goes; default None, a new tensor.
         impl: "ref" or "triton"; default by context and device.
 
     Returns:
-        [M, N], or [M, N/2] with ``swiglu``, in the type of the rows, summed in float32.
+        [M, N], or [M, N/2] with ``swiglu``, in the type of the rows unless ``wide``, summed in float32.
 
     Raises:
         KernelError: A tensor is strided, or shapes, types or sizes do not fit.
 
     On a GPU the call uses counters of the current stream: two graphs captured on one stream must not run at once.
     """
-    check_dense("skinny_linear", x=x_MK, w=w_NK, scales=scales_NS, norm=norm_K)
+    check_dense("skinny_linear", x=x_MK, w=w_NK, scales=scales_NS, norm=norm_K, out=out_MN)
     check_shape("skinny_linear", "x", x_MK, (None, None))
     k = x_MK.shape[1]
     check_shape("skinny_linear", "w", w_NK, (None, k))
@@ -76,10 +80,17 @@ def skinny_linear(
     width = n // 2 if swiglu else n
     if sizes is not None and sum(sizes) != width:
         raise KernelError(f"skinny_linear: sizes {list(sizes)} sum to {sum(sizes)} and the result is {width} wide")
+    made = torch.float32 if wide and x_MK.dtype != torch.float64 else x_MK.dtype
+    if out_MN is not None:
+        check_shape("skinny_linear", "out", out_MN, (len(x_MK), width))
+        check_dtype("skinny_linear", "out", out_MN, made)
     if by_triton("skinny_linear", impl, x_MK):
         from workbench_kernels.skinny_linear import kernel
 
-        out = kernel.skinny_linear(x_MK, w_NK, scales_NS, norm_K, eps, swiglu)
+        out = torch.empty(len(x_MK), width, dtype=made, device=x_MK.device) if out_MN is None else out_MN
+        kernel.skinny_linear(x_MK, w_NK, scales_NS, norm_K, eps, swiglu, out)
     else:
-        out = ref.skinny_linear(x_MK, w_NK, scales_NS, norm_K, eps, swiglu)
+        out = ref.skinny_linear(x_MK, w_NK, scales_NS, norm_K, eps, swiglu).to(made)
+        if out_MN is not None:
+            out = out_MN.copy_(out)
     return out if sizes is None else out.split(list(sizes), 1)

@@ -167,6 +167,7 @@ def skinny_linear(
     norm_K: Tensor | None,
     eps: float,
     swiglu: bool,
+    out_MN: Tensor,
     tile: Tile | None = None,
 ) -> Tensor:
     """See ``workbench_kernels.skinny_linear.skinny_linear``; ``tile`` replaces the shape of the work."""
@@ -177,18 +178,17 @@ def skinny_linear(
     groups = 1 if scales_NS is None else scales_NS.shape[1]
     t = tile or tile_of(n, k, w_NK.element_size(), swiglu, k // groups)
     steps = triton.cdiv(triton.cdiv(k, t.bk), t.parts)
-    out = torch.empty(m, n, dtype=x_MK.dtype, device=x_MK.device)
     tiles, blocks = -(-n // t.bn), -(-m // ROWS)
-    parts = out
+    parts = out_MN
     if t.parts > 1:
         each = (2 if swiglu else 1) * m * n
         parts = torch.empty(t.parts * each, dtype=torch.float32, device=x_MK.device)
     launch(
         skinny_kernel, (tiles, t.parts, blocks), x_MK, w_NK,
-        w_NK if scales_NS is None else scales_NS, out, parts, counters(x_MK.device, tiles * blocks), m, n, k, groups,
+        w_NK if scales_NS is None else scales_NS, out_MN, parts, counters(x_MK.device, tiles * blocks), m, n, k, groups,
         k // groups, steps,
         BN=t.bn, BK=t.bk, PARTS=t.parts, SWIGLU=swiglu, QUANT=scales_NS is not None,
         EVEN=k % (t.bk * t.parts) == 0, PRECISION="ieee" if x_MK.dtype == torch.float32 else "tf32",
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
-    return out
+    return out_MN

@@ -20,7 +20,7 @@ def dequantised(w_NK: Tensor, scales_NS: Tensor | None) -> Tensor:
 def skinny_linear(
     x_MK: Tensor, w_NK: Tensor, scales_NS: Tensor | None, norm_K: Tensor | None, eps: float, swiglu: bool
 ) -> Tensor:
-    """See ``workbench_kernels.skinny_linear.skinny_linear``."""
+    """See ``workbench_kernels.skinny_linear.skinny_linear``; the result is not rounded."""
     x = wide(x_MK)
     if norm_K is not None:
         x = wide(rmsnorm(x_MK, norm_K, eps=eps))
@@ -28,7 +28,7 @@ def skinny_linear(
     if swiglu:
         gate, up = out.chunk(2, 1)
         out = torch.nn.functional.silu(gate) * up
-    return out.to(x_MK.dtype)
+    return out
 
 
 def quantise_weight(w_NK: Tensor, *, kind: str = "int8", group: int | None = None) -> tuple[Tensor, Tensor]:

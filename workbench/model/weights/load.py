@@ -18,6 +18,7 @@ from workbench.core.errors import CheckpointError, UserError
 from workbench.model.config import ModelConfig, token_ids
 from workbench.model.hybrid import HybridModel
 from workbench.model.tokenizer import Tokenizer
+from workbench.model.weights.draft_file import DRAFT_FILE
 from workbench.model.weights.names import IGNORED, Part, canonical, parameter_table
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
@@ -41,17 +42,18 @@ def load_model(
         exact: Numerical class; default True on a CPU (False in float64), False on a GPU.
 
     Returns:
-        The model in eval mode, with its tokenizer when the directory has one.
+        The model in eval mode, with its tokenizer and its draft vocabulary when the directory has them.
 
     Raises:
-        CheckpointError: A file is missing, truncated, of another family, or its tensors do not fit the config.
+        CheckpointError: A file is missing, truncated, of another family, or its tensors do not fit the config, or
+            the draft vocabulary is of another head.
         UserError: The device or the type is unknown.
     """
     path = Path(source)
     if not path.is_dir():
         path = _from_hub(str(source))
-    where = _device(device)
-    kind = _dtype(dtype, where)
+    where = device_of(device)
+    kind = dtype_of(dtype, where)
     config = ModelConfig.from_dict(_read_json(path / "config.json"))
     index = _index(path)
     has_mtp = any(name.startswith("mtp.") for name in index)
@@ -62,10 +64,13 @@ def load_model(
     _fill(model, index, parameter_table(config, mtp=has_mtp))
     model.tokenizer = Tokenizer.load(path) if (path / "tokenizer.json").exists() else None
     model.source, model.path = str(source), path
+    if (path / DRAFT_FILE).exists():
+        model.trim_draft_vocab(path / DRAFT_FILE)
     return model.requires_grad_(False).eval()
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def device_of(device: str | torch.device | None) -> torch.device:
+    """The device a request names; None is the CPU, and one that torch does not see is refused."""
     try:
         where = torch.device("cpu" if device is None else device)
     except RuntimeError:
@@ -77,7 +82,8 @@ def _device(device: str | torch.device | None) -> torch.device:
     return where
 
 
-def _dtype(dtype: str | torch.dtype | None, where: torch.device) -> torch.dtype:
+def dtype_of(dtype: str | torch.dtype | None, where: torch.device) -> torch.dtype:
+    """The type a request names; None is float32 on a CPU and bfloat16 on a GPU."""
     if dtype is None:
         return torch.float32 if where.type == "cpu" else torch.bfloat16
     found = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
@@ -138,7 +144,7 @@ def _index(path: Path) -> dict[str, tuple[Path, str]]:
             raise CheckpointError(f"{listing} has no weight_map of names to files; restore it from the checkpoint")
         files = [path / name for name in sorted(set(table.values()))]
     else:
-        files = sorted(path.glob("*.safetensors"))
+        files = sorted(file for file in path.glob("*.safetensors") if file.name != DRAFT_FILE)
     if not files:
         raise CheckpointError(f"{path} has no *.safetensors file; only safetensors weights are read")
     index: dict[str, tuple[Path, str]] = {}

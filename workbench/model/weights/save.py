@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from workbench.core.errors import CheckpointError
+from workbench.model.weights.draft_file import DRAFT_FILE
 from workbench.model.weights.names import parameter_table
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def published_tensors(model: HybridModel, dtype: torch.dtype | None = None) -> d
 
 
 def save_model(model: HybridModel, path: Path, *, dtype: torch.dtype | None = None) -> Path:
-    """Write config.json, model.safetensors and the tokenizer files.
+    """Write config.json, model.safetensors, the tokenizer files and, of a trimmed draft head, its ids.
 
     Args:
         model: The model.
@@ -57,7 +58,10 @@ def save_model(model: HybridModel, path: Path, *, dtype: torch.dtype | None = No
         CheckpointError: The directory holds other weights, which a loader would read instead of these or beside them.
     """
     path.mkdir(parents=True, exist_ok=True)
-    others = {*path.glob("*.safetensors"), *path.glob("*.safetensors.index.json")} - {path / "model.safetensors"}
+    others = {*path.glob("*.safetensors"), *path.glob("*.safetensors.index.json")} - {
+        path / "model.safetensors",
+        path / DRAFT_FILE,
+    }
     if others:
         raise CheckpointError(
             f"{path} holds other weights ({', '.join(sorted(file.name for file in others))}); save to an empty "
@@ -65,7 +69,10 @@ def save_model(model: HybridModel, path: Path, *, dtype: torch.dtype | None = No
         )
     partial = path / "model.safetensors.partial"
     save_file(published_tensors(model, dtype), partial, metadata={"format": "pt"})
+    (path / DRAFT_FILE).unlink(missing_ok=True)  # of the weights before
     os.replace(partial, path / "model.safetensors")
+    if model.draft_head is not None:
+        model.save_draft_vocab(path)
     config = model.config.to_dict()
     config["dtype"] = str(dtype or model.dtype).removeprefix("torch.")
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")

@@ -3,5 +3,15 @@
 from workbench.spec.proposers.base import DraftContext, Proposal, Proposer
 from workbench.spec.proposers.mtp import MTPProposer
 from workbench.spec.proposers.scripted import GivenProposer, ScriptedProposer
+from workbench.spec.proposers.synthetic import SyntheticProposer, synthetic_drafts
 
-__all__ = ["DraftContext", "GivenProposer", "MTPProposer", "Proposal", "Proposer", "ScriptedProposer"]
+__all__ = [
+    "DraftContext",
+    "GivenProposer",
+    "MTPProposer",
+    "Proposal",
+    "Proposer",
+    "ScriptedProposer",
+    "SyntheticProposer",
+    "synthetic_drafts",
+]

@@ -8,16 +8,15 @@ Legend: B sequences (1 here), T rows, H hidden.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from workbench.cache.hybrid import HybridCache
-from workbench.core.errors import NonFiniteError, UserError, check_choice
+from workbench.core.errors import NonFiniteError, check_choice
 from workbench.model.hybrid import CARRIERS, HybridModel, Rows
-from workbench.model.ops import linear
 from workbench.sampling.law import Law
 from workbench.spec.proposers.base import DraftContext, Proposal, Proposer
 
@@ -35,12 +34,8 @@ class MTPProposer(Proposer):
         primed: Fill the cache over the prompt; False starts empty, as a control.
         probe: Called with "start" and then with the name of every part that has run ("glue", "attention", "ffn",
             "head"); see ``StepProbe``.
-        vocab: Ids it may draft, from a trimmed head; None for all.
         k_format: How its keys are kept; see ``new_cache``.
         v_format: How its values are kept.
-
-    Raises:
-        UserError: ``vocab`` is empty, repeats an id or leaves the vocabulary.
     """
 
     name = "mtp"
@@ -56,12 +51,10 @@ class MTPProposer(Proposer):
         shift: int = 0,
         primed: bool = True,
         probe: Callable[[str], None] | None = None,
-        vocab: Sequence[int] | None = None,
         k_format: str = "dense",
         v_format: str = "dense",
     ) -> None:
         self.model = model
-        self.vocab = None if vocab is None else _trim(vocab, model)
         self.carrier = check_choice("carrier", carrier, CARRIERS)
         self.refresh, self.shift, self.primed, self.probe = refresh, shift, primed, probe
         self.capacity = capacity
@@ -125,11 +118,7 @@ class MTPProposer(Proposer):
 
     def logits(self, hidden_B1H: Tensor) -> Tensor:
         """The drafter's row over the target's ids, [V]; -inf where a trimmed head has none."""
-        if self.vocab is None:
-            return self.model.unembed(hidden_B1H)[0, 0]
-        weight = self.model.embed if self.model.head is None else self.model.head
-        row = linear(hidden_B1H[0], weight[self.vocab], self.model.numerics)[0].float()
-        return row.new_full((weight.shape[0],), float("-inf")).index_copy_(0, self.vocab, row)
+        return self.model.unembed_draft(hidden_B1H)[0, 0]
 
     def propose(self, ctx: DraftContext) -> Proposal:
         """Chain ``ctx.k`` steps from the pending token; the first also runs what is queued."""
@@ -153,7 +142,7 @@ class MTPProposer(Proposer):
             if choice is None:
                 return _proposal(drafted, seen, laws, "constraint")
             if choice.p != choice.p:
-                raise NonFiniteError(ctx.position + len(drafted), "NaN")
+                raise NonFiniteError(ctx.position + len(drafted), "NaN", phase="draft")
             cause = ctx.drops(len(drafted), choice.p, choice.top)
             if cause is not None:
                 return _proposal(drafted, seen, laws, cause)
@@ -166,7 +155,7 @@ class MTPProposer(Proposer):
 
     @property
     def terms(self) -> str:
-        """What else than the text its rows over a prompt depend on, in words."""
+        """What else than the text its rows over a prompt depend on, in words; a trimmed head is no part of it."""
         return f"mtp, carrier {self.carrier}, shift {self.shift}, {'primed' if self.primed else 'not primed'}"
 
     def shapes(self, length: int, held: int) -> dict[str, tuple[int, ...]]:
@@ -217,13 +206,3 @@ class MTPProposer(Proposer):
 def _proposal(drafted: list[int], seen: list[float], laws: list[Law | None], cause: str) -> Proposal:
     drawn = any(law is not None for law in laws)
     return Proposal(tuple(drafted), tuple(seen), cause, tuple(laws) if drawn else None)
-
-
-def _trim(vocab: Sequence[int], model: HybridModel) -> Tensor:
-    ids, size = [int(i) for i in vocab], model.config.vocab_size
-    if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= size:
-        raise UserError(
-            f"vocab of {len(ids)} draft ids is not valid: give distinct ids of the target, from 0 to {size - 1}, at "
-            "least one"
-        )
-    return torch.tensor(sorted(ids), device=model.device)
