@@ -47,5 +47,13 @@ def test_draws_are_those_of_the_sampling_package(kernel_checking, vocab):
     assert not kernel_checking.sampling_laws("cuda", vocab)
 
 
+def test_nuclei_do_not_depend_on_the_search(kernel_checking):
+    assert not kernel_checking.nucleus_laws("cuda", 248_320)
+
+
+def test_tokens_do_not_depend_on_the_margin(kernel_checking):
+    assert not kernel_checking.margin_laws("cuda", 248_320, rows=8)
+
+
 def test_packed_rows_are_the_caches(kernel_checking):
     assert not kernel_checking.packed_stores("cuda")

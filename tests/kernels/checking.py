@@ -112,6 +112,16 @@ def delta_laws(device: str, **sizes: int) -> list[str]:
         wrong = g.gated_delta_commit(whole.tape, state.clone(), keep - 1, impl="triton")
         if same(wrong, at):
             found.append(f"a commit of {i} rows passes for one of {i + 1}")
+    from workbench_kernels.causal_conv import causal_conv
+
+    wide, taps = torch.cat([mixed, mixed[..., :3]], -1), torch.randn(4, mixed.shape[2], device=device)
+    window = torch.randn(b, 3, mixed.shape[2], device=device)
+    apart = causal_conv(wide, window, taps, impl="triton")[0]
+    for rows, conv in ((wide[..., : mixed.shape[2]], (window, taps)), (wide[..., 1:-2], (window, taps))):
+        one = g.gated_delta_step(rows, gates, state_BHKV=state, **given, write="none", conv=conv, impl="triton")
+        two = g.gated_delta_step(apart, gates, state_BHKV=state, **given, write="none", impl="triton")
+        if same(one.out_BTHV, two.out_BTHV) != (rows.storage_offset() == 0):
+            found.append("a step that convolves first differs from convolution and step")
     ragged = torch.arange(b, dtype=torch.int32, device=device) % (t + 1)
     kept = g.gated_delta_commit(whole.tape, state.clone(), ragged, impl="triton")
     for i, n in enumerate(ragged.tolist()):
@@ -263,6 +273,51 @@ def sampling_laws(device: str, vocab: int, seeds: int = 12) -> list[str]:
     return found
 
 
+def nucleus_laws(device: str, vocab: int) -> list[str]:
+    """A nucleus does not depend on how its edge is searched for; and another nucleus is told from it."""
+    from workbench_kernels.shape_draw.cut import kernel
+
+    x = torch.randn(3, vocab, generator=torch.Generator().manual_seed(2)) * torch.tensor([[3.0], [1.0], [0.1]])
+    x = x.to(device)
+    plan, found = kernel.PLAN, []
+
+    def edges(**changed: Any) -> Tensor:
+        top_p = changed.pop("top_p", 0.9)
+        kernel.PLAN = plan._replace(**changed)
+        try:
+            cuts = kernel.cut(x, 0.8, 0, top_p, 0.0, chain=True, greedy=False).cut_R
+        finally:
+            kernel.PLAN = plan
+        return torch.where(x >= cuts[:, None], x, torch.inf).amin(1)  # a cut may lie anywhere between two logits
+
+    usual = edges()
+    for changed in (dict(slots=1), dict(levels=1), dict(levels=3, steps=4), dict(groups=8, slots=16)):
+        if not same(edges(**changed), usual):
+            found.append(f"the edge of a nucleus changes with {changed}")
+    if same(edges(top_p=0.895), usual):
+        found.append("a smaller nucleus passes for another")
+    return found
+
+
+def margin_laws(device: str, vocab: int, rows: int = 4) -> list[str]:
+    """A token does not depend on how many ids are judged in float64; and it does on the key."""
+    from workbench_kernels.shape_draw import kernel, shape_draw
+
+    x = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(4)).to(device)
+    at = torch.arange(rows, device=device) + 7
+
+    def tokens(margin: float, key: tuple[int, int] = (11, 12)) -> Tensor:
+        usual, kernel.MARGIN = kernel.MARGIN, margin
+        try:
+            return shape_draw(x, at, at, key=key, temperature=0.9, impl="triton").tokens_R
+        finally:
+            kernel.MARGIN = usual
+
+    usual = tokens(kernel.MARGIN)
+    found = [] if same(tokens(2.0), usual) else ["a token changes when more ids are judged in float64"]
+    return found + (["another key gives the same tokens"] if same(tokens(kernel.MARGIN, (11, 13)), usual) else [])
+
+
 def same(a: Tensor, b: Tensor) -> bool:
     """Equal in every bit, but for NaN's."""
     if a.is_floating_point():
@@ -297,6 +352,9 @@ def check(names: list[str]) -> dict[str, Any]:
         began = time.perf_counter()
         failures += sampling_laws("cpu", 301, seeds=3)
         seconds["sampling_laws"] = round(time.perf_counter() - began, 2)
+        began = time.perf_counter()
+        failures += nucleus_laws("cpu", 1301) + margin_laws("cpu", 701)
+        seconds["nucleus_laws"] = round(time.perf_counter() - began, 2)
         began = time.perf_counter()
         failures += packed_stores("cpu")
         seconds["packed_stores"] = round(time.perf_counter() - began, 2)

@@ -52,6 +52,10 @@ def launches(chosen: list[Op]) -> dict[str, Launch]:
 def compiled(launch: Launch, capability: int) -> str | None:
     """What is wrong with a launch on GPUs of this capability; None when it compiles and fits."""
     kernel, args, options = launch
+    options = dict(options)
+    if options.pop("early", False):
+        options["EARLY"] = capability >= 90
+        options["launch_pdl"] = options["EARLY"]
     signature, constants, attributes = {}, {}, {}
     free = [p for p in kernel.params if not p.is_constexpr]
     for p, value in zip(free, args, strict=True):

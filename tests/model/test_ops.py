@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.cache.hybrid import same_bits
+from workbench.model import ops
 from workbench.model.ops import SERIAL, Numerics, linear, mapped, pad_rows, rms_norm
 from workbench.model.rotary import Rotary
 
@@ -25,12 +26,58 @@ def rows(n: int, width: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num", [EXACT, FAST, Numerics(True, 16)], ids=["exact", "fast", "block 16"])
-@pytest.mark.parametrize("n", [1, 3, 4, 5, 16, 17, 40])
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 16, 17, 40, 64, 201])
 def test_linear_is_the_product(num, n):
     x, w = rows(n, 31), rows(53, 31, 1)
     out = linear(x, w, num)
     assert out.shape == (n, 53)
     torch.testing.assert_close(out.double(), x.double() @ w.double().T, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [17, 64, 201])
+def test_fast_products_take_views(n):
+    x, w = rows(n, 50)[:, 7:38], rows(31, 60, 1).t()[3:56]
+    assert not x.is_contiguous() and not w.is_contiguous()
+    torch.testing.assert_close(linear(x, w, FAST).double(), x.double() @ w.double().T, rtol=0, atol=1e-5)
+
+
+def gradients(n: int) -> bool:
+    """True when the product of n rows passes on the gradients of its rows and its weight."""
+    x, w = rows(n, 31).requires_grad_(), rows(53, 31, 1).requires_grad_()
+    with torch.enable_grad():
+        linear(x, w, FAST).sum().backward()
+    if x.grad is None or w.grad is None:
+        return False
+    return torch.allclose(x.grad, w.sum(0).expand_as(x)) and torch.allclose(w.grad, x.sum(0).expand_as(w), atol=1e-4)
+
+
+needs_wide = pytest.mark.skipif(not ops._has_wide_products(), reason="this machine has no oneDNN with 512-bit vectors")
+
+
+@pytest.mark.parametrize("n", [40, 64, 201])
+def test_fast_products_pass_gradients_on(n):
+    assert gradients(n)
+
+
+@needs_wide
+@pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered")
+def test_wide_products_would_lose_gradients(monkeypatch):
+    monkeypatch.setattr(ops, "_wide_products", lambda x, w: True)
+    assert not gradients(64)
+
+
+@needs_wide
+def test_wide_products_serve_float32_without_gradients_and_autocast():
+    x, w = rows(64, 31), rows(53, 31, 1)
+    with torch.inference_mode():
+        assert ops._wide_products(x, w)
+        assert not ops._wide_products(x.double(), w.double())
+        assert not ops._wide_products(x.bfloat16(), w.bfloat16())
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not ops._wide_products(x, w)
+            assert linear(x, w, FAST).dtype == torch.bfloat16
+    with torch.enable_grad():
+        assert not ops._wide_products(x, w)
 
 
 def test_pad_rows_adds_zeros_to_the_block():

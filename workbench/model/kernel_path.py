@@ -278,7 +278,10 @@ def delta(
     else:
         packed = linear(h_RH, mixer.in_proj, few)
     fed = packed.view(b, t, -1)
-    mixed, conv = causal_conv(fed, conv_BWC, known.taps_WC, counts_B=counts_B, after=window)
+    together = few and not window and t <= FEW  # the step convolves too
+    mixed, conv = fed[..., : mixer.c], None
+    if not together:
+        mixed, conv = causal_conv(fed, conv_BWC, known.taps_WC, counts_B=counts_B, after=window)
     gates = fed[..., mixer.c + mixer.v :]
     if few or columns:
         made = gated_delta_step(
@@ -292,6 +295,7 @@ def delta(
             tape=tape,
             columns=columns,
             counts_B=counts_B,
+            conv=(conv_BWC, known.taps_WC) if together else None,
         )
         out, after, record, states = made
     else:

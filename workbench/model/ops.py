@@ -20,6 +20,7 @@ from workbench.core.errors import CapabilityError
 from workbench.core.lanes import LANES, SERIAL
 
 FEW = 16  # rows up to this many go through the product of the weight with the transposed rows
+MANY = 64  # rows from which a product repays oneDNN's first call with that number of rows, a few milliseconds
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,9 @@ def linear(x_RK: Tensor, weight_NK: Tensor, num: Numerics) -> Tensor:
     """Rows times a weight, ``x @ weight.T``, in the numerical class asked for.
 
     On a CPU, few rows go through the product of the weight with the transposed rows: with four columns it reads the
-    weight once at full bandwidth, where the usual orientation is slower even for a single row.
+    weight once at full bandwidth, where the usual orientation is slower even for a single row. Many rows of float32 go
+    through oneDNN where no gradient is wanted: it uses 512-bit vectors on any maker's processor, and stock products do
+    not.
 
     Args:
         x_RK: Rows.
@@ -120,6 +123,8 @@ def linear(x_RK: Tensor, weight_NK: Tensor, num: Numerics) -> Tensor:
     """
     rows = x_RK.shape[0]
     if x_RK.device.type != "cpu" or (not num.exact and rows > FEW):
+        if rows >= MANY and _wide_products(x_RK, weight_NK):
+            return torch.ops.mkldnn._linear_pointwise(x_RK, weight_NK, None, "none", [], "")
         return torch.nn.functional.linear(x_RK, weight_NK)
     x = widen(x_RK, num.rows(rows))
     if not num.exact or x.shape[0] == num.row_block:
@@ -130,6 +135,25 @@ def linear(x_RK: Tensor, weight_NK: Tensor, num: Numerics) -> Tensor:
     for i, x_KR in enumerate(blocks.unbind(0)):
         torch.mm(weight_NK, x_KR, out=out_BNR[i])
     return out_BNR.transpose(1, 2).reshape(-1, weight_NK.shape[0])[:rows]
+
+
+def _wide_products(x_RK: Tensor, weight_NK: Tensor) -> bool:
+    """True where oneDNN's product serves: it knows neither gradients nor autocast."""
+    return (
+        x_RK.device.type == "cpu"
+        and x_RK.dtype == weight_NK.dtype == torch.float32
+        and _has_wide_products()
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+@lru_cache(maxsize=1)
+def _has_wide_products() -> bool:
+    """True for 512-bit vectors and a build with oneDNN's dense product, the one that compiled graphs call."""
+    wide = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return wide and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def widen(x_RK: Tensor, rows: int) -> Tensor:

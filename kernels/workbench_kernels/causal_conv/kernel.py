@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workbench_kernels.device.kernel import launch, narrow, power
+from workbench_kernels.device.kernel import begin, launch, narrow, power
 
 
 @triton.jit
@@ -20,8 +20,10 @@ def _fed(u_ptr, window_ptr, b, place, col, live, T, P, C, W: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T"])
 def conv_kernel(
-    u_ptr, window_ptr, taps_ptr, out_ptr, T, P, C, W: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
+    u_ptr, window_ptr, taps_ptr, out_ptr, T, P, C, W: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    begin(EARLY)
     b = tl.program_id(2).to(tl.int64)
     t = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -73,7 +75,8 @@ def causal_conv(
     rows = min(power(max(t, 1)), 16)
     launch(
         conv_kernel, (-(-c // BLOCK), -(-t // rows), b), u_BTP, window_BWC, taps_LC, out, t, p, c,
-        W=w, ROWS=rows, BLOCK=BLOCK, num_warps=4 if rows > 1 else 2,
+        W=w, ROWS=rows, BLOCK=BLOCK, num_warps=4 if rows > 1 else 2, enable_fp_fusion=False,
+        early=True,
     )  # fmt: skip
     if not after:
         return out, None

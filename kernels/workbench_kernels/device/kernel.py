@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -65,13 +66,20 @@ def key_value(key):
 
 @triton.jit
 def kth_between(key, low, high, k):
-    """The largest number from low to high that at least k of int32 keys reach; low where none is."""
+    """A number from low to high that just k of int32 keys reach; the largest that more do where keys are equal.
+
+    Low where fewer than k reach it. Few steps are taken: the search ends at the first number that parts the k largest
+    from the rest.
+    """
     low = low.to(tl.int64)
     high = high.to(tl.int64)
-    while low < high:
+    reached = tl.full((), -1, tl.int32)
+    while (low < high) & (reached != k):
         middle = (low + high + 1) >> 1
-        if tl.sum((key >= middle).to(tl.int32), 0) >= k:
+        count = tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 0)
+        if count >= k:
             low = middle
+            reached = count
         else:
             high = middle - 1
     return low.to(tl.int32)
@@ -124,11 +132,40 @@ def uniform_of(word):
     return (word.to(tl.float64) + 0.5) * 2.3283064365386962890625e-10
 
 
-def launch(kernel: Any, grid: tuple[int, ...], first: torch.Tensor, *args: Any, **options: Any) -> None:
-    """Run a kernel on the device of its first tensor; an empty grid runs nothing."""
+@triton.jit
+def begin(EARLY: tl.constexpr):
+    """First of all in a kernel that starts early: let the next one start, and wait for the one before to end."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@lru_cache(maxsize=64)
+def starts_early(device: torch.device) -> bool:
+    """Whether kernels may start there before the one in front has ended: GPUs of capability 9 and above."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], first: torch.Tensor, *args: Any, early: bool = False, **options: Any
+) -> None:
+    """Run a kernel on the device of its first tensor; an empty grid runs nothing.
+
+    Args:
+        kernel: The kernel.
+        grid: Programs.
+        first: Its first tensor.
+        *args: Its other arguments.
+        early: It has a flag EARLY, and waits itself for what runs before it.
+        **options: Its constants and how it is launched.
+    """
     if 0 in grid:
         return
     here = first.device
+    if early:
+        options["EARLY"] = starts_early(here)
+        if options["EARLY"]:
+            options["launch_pdl"] = True
     on_it = here.type != "cuda" or here.index == torch.cuda.current_device()
     with nullcontext() if on_it else torch.cuda.device(here):
         kernel[grid](first, *args, **options)

@@ -38,6 +38,7 @@ def gated_delta_step(
     tape: bool | Tape = False,
     columns: bool = False,
     counts_B: Tensor | None = None,
+    conv: tuple[Tensor, Tensor] | None = None,
     impl: str | None = None,
 ) -> Step:
     """Run T rows through the rule from the convolution's output, norms and gates included.
@@ -46,7 +47,8 @@ def gated_delta_step(
     beta = sigmoid(b), decay = exp(-exp(a_log) softplus(a + dt_bias)). A row's bits do not depend on T.
 
     Args:
-        mixed_BTC: Output of the convolution: [queries | keys | values].
+        mixed_BTC: Output of the convolution: [queries | keys | values]; or, with ``conv``, its inputs, which may be
+            columns of a wider tensor.
         gates_BTM: [b | a] of every row, [B, T, 2 H]; may be columns of a wider tensor.
         a_log_H: Log of the decay rate of a head.
         dt_bias_H: Added to a.
@@ -57,6 +59,8 @@ def gated_delta_step(
         tape: Return what ``gated_delta_commit`` needs, in new tensors, or in these; default False.
         columns: Return the state after every row; default False.
         counts_B: Valid rows per sequence, int32; outputs past them are undefined. Default None, all.
+        conv: Window [B, W, C] and taps [W + 1, C] of ``causal_conv``, to be run first, in the same launch and with its
+            bits; default None.
         impl: "ref" or "triton"; default by context and device.
 
     Returns:
@@ -68,9 +72,14 @@ def gated_delta_step(
     b, h, k, v = _state("gated_delta_step", state_BHKV)
     c = 2 * key_heads * k + h * v
     check_dense(
-        "gated_delta_step", mixed=mixed_BTC, a_log=a_log_H, dt_bias=dt_bias_H, state=state_BHKV, counts=counts_B,
+        "gated_delta_step", a_log=a_log_H, dt_bias=dt_bias_H, state=state_BHKV, counts=counts_B,
     )  # fmt: skip
     check_columns("gated_delta_step", "gates", gates_BTM)
+    check_columns("gated_delta_step", "mixed", mixed_BTC)
+    if conv is not None:
+        check_dense("gated_delta_step", window=conv[0], taps=conv[1])
+        check_shape("gated_delta_step", "window", conv[0], (b, None, c))
+        check_shape("gated_delta_step", "taps", conv[1], (conv[0].shape[1] + 1, c))
     check_shape("gated_delta_step", "mixed", mixed_BTC, (b, None, c))
     check_shape("gated_delta_step", "gates", gates_BTM, (b, mixed_BTC.shape[1], 2 * h))
     check_shape("gated_delta_step", "a_log", a_log_H, (h,))
@@ -82,10 +91,10 @@ def gated_delta_step(
     _counts("gated_delta_step", counts_B, b)
     if isinstance(tape, Tape):
         t = mixed_BTC.shape[1]
-        check_dense("gated_delta_step", mixed=mixed_BTC, **tape._asdict())
+        check_dense("gated_delta_step", state=state_BHKV, **tape._asdict())
         for name, width in (("k_BTNK", (key_heads, k)), ("v_BTHV", (h, v)), ("beta_BTH", (h,)), ("decay_BTH", (h,))):
             check_shape("gated_delta_step", f"tape.{name}", getattr(tape, name), (b, t, *width))
-    args = (mixed_BTC, gates_BTM, a_log_H, dt_bias_H, state_BHKV, key_heads, write, tape, columns, counts_B)
+    args = (mixed_BTC, gates_BTM, a_log_H, dt_bias_H, state_BHKV, key_heads, write, tape, columns, counts_B, conv)
     if not by_triton("gated_delta_step", impl, mixed_BTC):
         return ref.step(*args)
     from workbench_kernels.gated_delta import kernel

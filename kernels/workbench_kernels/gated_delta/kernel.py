@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from workbench_kernels.checks import check_columns
-from workbench_kernels.device.kernel import launch, power
+from workbench_kernels.device.kernel import begin, launch, narrow, power
 from workbench_kernels.gated_delta.ref import Step, Tape
 
 
@@ -25,18 +25,42 @@ def softplus(x):
     return tl.where(x > 20.0, x, low)
 
 
+@triton.jit
+def _row(
+    x_ptr, window_ptr, taps_ptr, b, t, T, stride, col, live, C, W: tl.constexpr, TYPE: tl.constexpr
+):  # fmt: skip
+    """Some columns of a row; with a window, of the convolution of the rows up to it, as ``causal_conv`` makes it."""
+    if W == 0:
+        return tl.load(x_ptr + (b * T + t) * stride + col, mask=live, other=0.0).to(tl.float32)
+    else:
+        acc = tl.zeros(col.shape, tl.float32)
+        for i in tl.static_range(W + 1):
+            place = t + i
+            old = tl.load(window_ptr + (b * W + place) * C + col, mask=live & (place < W), other=0)
+            new = tl.load(x_ptr + (b * T + place - W) * stride + col, mask=live & (place >= W), other=0)
+            tap = tl.load(taps_ptr + i * C + col, mask=live, other=0).to(tl.float32)
+            acc += tl.where(place < W, old.to(tl.float32), new.to(tl.float32)) * tap
+        return narrow(acc * tl.sigmoid(acc), TYPE).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["T"])
 def delta_kernel(
     q_ptr, k_ptr, v_ptr, beta_ptr, decay_ptr, a_log_ptr, bias_ptr, state_ptr, count_ptr, out_ptr, after_ptr,
-    k_tape, v_tape, beta_tape, decay_tape, columns_ptr, T, q_row, k_row, v_row, gate_row, scale,
-    H, R: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, RAW: tl.constexpr,
+    k_tape, v_tape, beta_tape, decay_tape, columns_ptr, window_ptr, taps_ptr, T, q_row, k_row, v_row, gate_row, scale,
+    H, C, R: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, RAW: tl.constexpr,
     OUT: tl.constexpr, WRITE: tl.constexpr, TAPE: tl.constexpr, COLUMNS: tl.constexpr, COUNTED: tl.constexpr,
+    W: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
+    TYPE: tl.constexpr = q_ptr.dtype.element_ty
     block = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     b = head // H
     h = head % H
     n = h // R
+    keys = 0
+    if W > 0:  # queries, keys and values are columns of one row
+        keys = H // R * K
     i = tl.arange(0, BK)
     j = block * BV + tl.arange(0, BV)
     live_k = i < K
@@ -52,8 +76,8 @@ def delta_kernel(
         bias = tl.load(bias_ptr + h).to(tl.float32)
     for t in range(0, rows):
         row = b * T + t
-        k = tl.load(k_ptr + row * k_row + n * K + i, mask=live_k, other=0.0).to(tl.float32)
-        v = tl.load(v_ptr + row * v_row + h * V + j, mask=live_v, other=0.0).to(tl.float32)
+        k = _row(k_ptr, window_ptr, taps_ptr, b, t, T, k_row, keys + n * K + i, live_k, C, W, TYPE)
+        v = _row(v_ptr, window_ptr, taps_ptr, b, t, T, v_row, 2 * keys + h * V + j, live_v, C, W, TYPE)
         beta = tl.load(beta_ptr + row * gate_row + h).to(tl.float32)
         decay = tl.load(decay_ptr + row * gate_row + h).to(tl.float32)
         if RAW:
@@ -70,7 +94,7 @@ def delta_kernel(
         d = beta * (v - decay * tl.sum(k[:, None] * s, 0))
         s = tl.fma(k[:, None], d[None, :], decay * s)
         if OUT:
-            q = tl.load(q_ptr + row * q_row + n * K + i, mask=live_k, other=0.0).to(tl.float32)
+            q = _row(q_ptr, window_ptr, taps_ptr, b, t, T, q_row, n * K + i, live_k, C, W, TYPE)
             if RAW:
                 q = q * (tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale)
             tl.store(out_ptr + (row * H + h) * V + j, tl.sum(q[:, None] * s, 0), mask=live_v)
@@ -88,19 +112,22 @@ BLOCK_V, WARPS = 32, 1
 def _run(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, raw: tuple[Tensor, Tensor] | None, state: Tensor,
     counts: Tensor | None, out: Tensor | None, after: Tensor | None, tape: Tape | None, columns: Tensor | None,
-    rows: int, strides: tuple[int, int, int, int], r: int,
+    rows: int, strides: tuple[int, int, int, int], r: int, conv: tuple[Tensor, Tensor] | None = None,
 ) -> None:  # fmt: skip
     b, h, dk, dv = state.shape
+    window, taps = conv or (state, state)
+    w, c = (0, 0) if conv is None else window.shape[1:]
     bk, bv = power(dk, 16), min(BLOCK_V, power(dv, 8))
     none = state
     held = tape or Tape(none, none, none, none)
     launch(
         delta_kernel, (-(-dv // bv), b * h), q, k, v, beta, decay, *(raw or (none, none)), state,
         none if counts is None else counts, none if out is None else out, none if after is None else after, *held,
-        none if columns is None else columns, rows, *strides, dk**-0.5, h, R=r, K=dk, V=dv, BK=bk, BV=bv,
-        RAW=raw is not None, OUT=out is not None, WRITE=after is not None, TAPE=tape is not None,
-        COLUMNS=columns is not None, COUNTED=counts is not None, num_warps=WARPS, num_stages=1,
-        enable_fp_fusion=False,
+        none if columns is None else columns, window, taps, rows, *strides, dk**-0.5, h, c, R=r, K=dk, V=dv, BK=bk,
+        BV=bv, RAW=raw is not None, OUT=out is not None, WRITE=after is not None, TAPE=tape is not None,
+        COLUMNS=columns is not None, COUNTED=counts is not None, W=w,
+        num_warps=WARPS, num_stages=1,
+        enable_fp_fusion=False, early=True,
     )  # fmt: skip
 
 
@@ -115,9 +142,10 @@ def step(
     tape: bool | Tape,
     columns: bool,
     counts_B: Tensor | None,
+    conv: tuple[Tensor, Tensor] | None,
 ) -> Step:
     """See ``workbench_kernels.gated_delta.gated_delta_step``."""
-    b, t, c = mixed_BTC.shape
+    b, t, _ = mixed_BTC.shape
     _, h, dk, dv = state_BHKV.shape
     n = key_heads
     wide = dict(dtype=torch.float32, device=mixed_BTC.device)
@@ -131,9 +159,11 @@ def step(
         )  # fmt: skip
     states = torch.empty(b, t, h, dk, dv, **wide) if columns else None
     row = check_columns("gated_delta_step", "gates", gates_BTM)
+    c = check_columns("gated_delta_step", "mixed", mixed_BTC)
+    parts = (0, 0, 0) if conv is not None else (0, n * dk, 2 * n * dk)
     _run(
-        mixed_BTC, mixed_BTC[..., n * dk :], mixed_BTC[..., 2 * n * dk :], gates_BTM, gates_BTM[..., h:],
-        (a_log_H, dt_bias_H), state_BHKV, counts_B, out, after, held, states, t, (c, c, c, row), h // n,
+        *(mixed_BTC[..., at:] for at in parts), gates_BTM, gates_BTM[..., h:],
+        (a_log_H, dt_bias_H), state_BHKV, counts_B, out, after, held, states, t, (c, c, c, row), h // n, conv,
     )  # fmt: skip
     return Step(out, after, held, states)
 

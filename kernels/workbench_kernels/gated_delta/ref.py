@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from workbench_kernels.causal_conv.ref import causal_conv
 from workbench_kernels.rmsnorm.ref import wide
 
 
@@ -261,8 +262,11 @@ def step(
     tape: bool | Tape,
     columns: bool,
     counts_B: Tensor | None,
+    conv: tuple[Tensor, Tensor] | None,
 ) -> Step:
     """See ``workbench_kernels.gated_delta.gated_delta_step``."""
+    if conv is not None:
+        mixed_BTC = causal_conv(mixed_BTC, *conv, None, False)[0]
     q, k, v, beta, decay, _ = inputs(mixed_BTC, gates_BTM, a_log_H, dt_bias_H, key_heads, state_BHKV.shape[2])
     b, t, h, _ = v.shape
     out, states = torch.zeros_like(v), list[Tensor]()

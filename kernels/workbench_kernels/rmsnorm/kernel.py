@@ -8,13 +8,23 @@ import triton.language as tl
 from torch import Tensor
 
 from workbench_kernels.checks import check_columns
-from workbench_kernels.device.kernel import launch, narrow, power
+from workbench_kernels.device.kernel import begin, launch, narrow, power
 
 
 @triton.jit
 def add_rmsnorm_kernel(
-    x_ptr, residual_ptr, scale_ptr, sum_ptr, out_ptr, D, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr,
+    residual_ptr,
+    scale_ptr,
+    sum_ptr,
+    out_ptr,
+    D,
+    eps,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64) * D
     at = tl.arange(0, BLOCK)
     live = at < D
@@ -32,8 +42,10 @@ def add_rmsnorm_kernel(
 
 @triton.jit
 def gated_rmsnorm_kernel(
-    o_ptr, z_ptr, weight_ptr, out_ptr, R, D, heads, z_row, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
+    o_ptr, z_ptr, weight_ptr, out_ptr, R, D, heads, z_row, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    begin(EARLY)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     live = (rows < R) & (col < D)
@@ -59,7 +71,7 @@ def rmsnorm(x_RD: Tensor, scale_D: Tensor, eps: float) -> Tensor:
     block = power(d, 16)
     launch(
         add_rmsnorm_kernel, (rows,), x_RD, x_RD, scale_D, out, out, d, eps,
-        ADD=False, BLOCK=block, num_warps=_warps(block),
+        ADD=False, BLOCK=block, num_warps=_warps(block), early=True,
     )  # fmt: skip
     return out
 
@@ -71,7 +83,7 @@ def add_rmsnorm(x_RD: Tensor, residual_RD: Tensor, scale_D: Tensor, eps: float) 
     block = power(d, 16)
     launch(
         add_rmsnorm_kernel, (rows,), x_RD, residual_RD, scale_D, total, out, d, eps,
-        ADD=True, BLOCK=block, num_warps=_warps(block),
+        ADD=True, BLOCK=block, num_warps=_warps(block), early=True,
     )  # fmt: skip
     return total, out
 
@@ -87,6 +99,6 @@ def gated_rmsnorm(o_RD: Tensor, z_RD: Tensor, weight_D: Tensor, eps: float) -> T
     grid = (-(-rows // each),)
     launch(
         gated_rmsnorm_kernel, grid, o_RD, z_RD, weight_D, out, rows, d, heads, z_row, eps,
-        ROWS=each, BLOCK=block, num_warps=1,
+        ROWS=each, BLOCK=block, num_warps=1, early=True,
     )  # fmt: skip
     return out

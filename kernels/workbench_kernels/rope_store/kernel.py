@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workbench_kernels.device.kernel import launch, narrow, power
+from workbench_kernels.device.kernel import begin, launch, narrow, power
 
 
 @triton.jit
@@ -83,7 +83,9 @@ def rope_kernel(
     x_ptr, k_ptr, v_ptr, length_ptr, cos_ptr, sin_ptr, q_scale, k_scale, count_ptr, q_ptr, gate_ptr, T, S, eps,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, R: tl.constexpr, BLOCKS: tl.constexpr, K_BYTES: tl.constexpr,
     V_BYTES: tl.constexpr, K_FORMAT: tl.constexpr, V_FORMAT: tl.constexpr, RING: tl.constexpr, COUNTED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     b = row // T
@@ -139,5 +141,6 @@ def rope_store(
         lengths_B if counts_B is None else counts_B, q, gate, t, s, eps, H=heads, N=n, D=d, R=cos_LR.shape[1],
         BLOCKS=power(-(-d // 32)), K_BYTES=k_BNSX.shape[3], V_BYTES=v_BNSX.shape[3], K_FORMAT=kinds[k_format],
         V_FORMAT=kinds[v_format], RING=ring, COUNTED=counts_B is not None, num_warps=1, enable_fp_fusion=False,
+        early=True,
     )  # fmt: skip
     return q, gate, k_BNSX, v_BNSX

@@ -1,7 +1,7 @@
 """From rows of logits to drawn tokens: penalties, filters by threshold search, Gumbel draws, and residual draws.
 
-Every filter keeps the ids whose logit is at least some cut, ties included; the cut is found by bisecting the bits of
-the logits, over the few groups of 64 ids that can hold it. Weights, scores and sums are float64, and noise is Philox of
+Every filter keeps the ids whose logit is at least some cut, ties included; the cut is searched for among the few ids
+that can hold it, never by sorting a row. Weights, sums and the scores that decide are float64, and noise is Philox of
 (id / 4, position, purpose, round start), as in ``workbench.sampling``: the tokens are the same.
 Legend: B sequences, T rows of a verify, R rows, V vocabulary, L tokens held, U biased ids.
 """

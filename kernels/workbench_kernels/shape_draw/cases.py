@@ -12,10 +12,14 @@ from workbench_kernels.shape_draw import ref
 KEY = (0x9C2F11AB, 0x0000F00D)
 
 
-def _rows(make: Maker, r: int, v: int, scale: float = 3.0, ties: bool = False, bad: bool = False) -> dict[str, Any]:
+def _rows(
+    make: Maker, r: int, v: int, scale: float = 3.0, ties: bool = False, bad: bool = False, crowded: bool = False
+) -> dict[str, Any]:
     x = make.normal(r, v, scale=scale)
     if ties:
         x = x.round()
+    if crowded:  # no interval of a search holds few of them, and they are not equal
+        x = x.round() + make.normal(r, v, scale=1e-5)
     if bad:  # NaN, infinity, nothing finite, one finite
         x[0, v // 2], x[1, 0], x[2], x[3] = float("nan"), float("inf"), float("-inf"), float("-inf")
         x[3, v - 1] = 1.5
@@ -67,6 +71,9 @@ ODD = (
     Case(dict(r=2, v=1531), dict(top_k=20, top_p=0.95, temperature=1.2, order="joint", purpose=1)),
     Case(dict(r=2, v=1531), dict(top_p=0.8, min_p=0.01, temperature=0.6, order="temperature_last")),
     Case(dict(r=2, v=2503, scale=0.1), dict(top_p=0.95, temperature=0.9)),
+    Case(dict(r=2, v=2503, ties=True), dict(top_p=0.95, temperature=1.3)),
+    Case(dict(r=2, v=2503, crowded=True), dict(top_p=0.9, temperature=1.3)),
+    Case(dict(r=2, v=701, ties=True), dict(top_k=300, top_p=0.9, temperature=1.0)),
     Case(dict(r=2, v=2503), dict(temperature=1.1)),
     Case(dict(r=3, v=331), dict(temperature=0.9, top_k=30, top_p=0.9)),
 )
@@ -76,6 +83,7 @@ REAL = (
     Case(dict(r=1, v=248320), TWENTY),
     Case(dict(r=8, v=248320), dict(temperature=0.8)),
     Case(dict(r=8, v=248320), dict(top_p=0.95, temperature=0.8)),
+    Case(dict(r=8, v=248320, scale=0.1), dict(top_p=0.95, temperature=0.8)),
     Case(dict(r=8, v=248320), dict(temperature=0.0)),
 )
 PENALTIES = dict(repetition=1.3, frequency=0.2, presence=0.7)

@@ -1,7 +1,6 @@
 """Triton forms of edits and draws.
 
-A draw takes four launches: the largest logit (and mass) of every group of 64 ids; the cut of each row, by bisection
-over the groups that can hold it; scores of the ids above the cut, chunk by chunk; and the best of the chunks.
+A draw finds the cut of each row, then the scores of the ids above it, chunk by chunk, then the best of the chunks.
 """
 
 from __future__ import annotations
@@ -11,21 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workbench_kernels.device.kernel import (
-    bits,
-    key_value,
-    kth_between,
-    launch,
-    order_key,
-    power,
-    real,
-    uniform_of,
-    word_of,
-)  # fmt: skip
+from workbench_kernels.device.kernel import bits, launch, philox4, power, real, uniform_of, word_of
+from workbench_kernels.shape_draw.cut.kernel import GROUP, cut
 from workbench_kernels.shape_draw.ref import Draws
 
-GROUP, CHUNK = 64, 2048
-LOWEST = tl.constexpr(-2139095040)  # order key of the least finite float32
+CHUNK, SCORE_WARPS = 2048, 4
+MARGIN = 1e-3  # float32 scores this close to the best are judged in float64
 
 
 # ------------------------------------------------------------------------------------------------------------- edits
@@ -110,147 +100,31 @@ def edit(
 # ------------------------------------------------------------------------------------------------------------- draws
 
 
-@triton.jit(do_not_specialize=["heat"])
-def group_kernel(x_ptr, max_ptr, mass_ptr, V, G, heat, MASS: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
-    ids = group[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
-    x = tl.load(x_ptr + row * V + ids, mask=ids < V, other=-float("inf"))
-    top = tl.max(x, 1)
-    bad = tl.sum((x != x).to(tl.int32), 1) > 0
-    tl.store(max_ptr + row * G + group, tl.where(bad, float("nan"), top), mask=group < G)
-    if MASS:
-        base = tl.where(top == -float("inf"), 0.0, top).to(tl.float64)
-        weight = tl.exp((x.to(tl.float64) - base[:, None]) / real(heat))
-        tl.store(mass_ptr + row * G + group, tl.sum(weight, 1), mask=group < G)
+@triton.jit
+def _words(first, k0, k1, position, purpose, start, CHUNK: tl.constexpr):
+    """Philox words of CHUNK ids from a multiple of four on, a block of four at a time."""
+    block = (first // 4 + tl.arange(0, CHUNK // 4)).to(tl.uint32)
+    zero = block * 0
+    w0, w1, w2, w3 = philox4(
+        k0.to(tl.uint32) + zero, k1.to(tl.uint32) + zero, block, position.to(tl.uint32) + zero,
+        purpose.to(tl.uint32) + zero, start.to(tl.uint32) + zero,
+    )  # fmt: skip
+    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (CHUNK,))
 
 
 @triton.jit
-def _list(list_ptr, key, g, least):
-    """Write the groups whose largest key is at least ``least``; how many they are."""
-    chosen = (key >= least).to(tl.int32)
-    place = tl.cumsum(chosen, 0) - 1
-    tl.debug_barrier()
-    tl.store(list_ptr + place, g, mask=chosen > 0)
-    tl.debug_barrier()
-    return tl.sum(chosen, 0)
-
-
-@triton.jit
-def _tile(x_ptr, list_ptr, first, n, V, TILE: tl.constexpr, WIDE: tl.constexpr):
-    """Logits of a tile of listed groups, minus infinity past their end."""
-    i = first + tl.arange(0, TILE)
-    group = tl.load(list_ptr + i, mask=i < n, other=0)
-    ids = group[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
-    x = tl.load(x_ptr + ids, mask=(i < n)[:, None] & (ids < V), other=-float("inf"))
-    return tl.reshape(x, (TILE * WIDE,))
-
-
-@triton.jit
-def _mass_above(x_ptr, list_ptr, n, V, above, peak, heat, TILE: tl.constexpr, WIDE: tl.constexpr):
-    """Mass of the listed ids whose key is larger than ``above``, float64."""
-    total = tl.zeros((TILE * WIDE,), tl.float64)
-    for first in range(0, n, TILE):
-        x = _tile(x_ptr, list_ptr, first, n, V, TILE, WIDE)
-        weight = tl.exp((x.to(tl.float64) - peak) / heat)
-        total += tl.where(order_key(x) > above, weight, 0.0)
-    return tl.sum(total, 0)
-
-
-@triton.jit(do_not_specialize=["top_k", "top_p", "min_p", "heat"])
-def cut_kernel(
-    x_ptr, max_ptr, mass_ptr, list_ptr, cut_ptr, peak_ptr, V, G, top_k, top_p, min_p, heat, TOP_K: tl.constexpr,
-    TOP_P: tl.constexpr, MIN_P: tl.constexpr, CHAIN: tl.constexpr, GREEDY: tl.constexpr, GP: tl.constexpr,
-    TILE: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    top_p = real(top_p)
-    min_p = real(min_p)
-    heat = real(heat)
-    x_ptr += row * V
-    list_ptr += row * G
-    g = tl.arange(0, GP)
-    top = tl.load(max_ptr + row * G + g, mask=g < G, other=-float("inf"))
-    peak = tl.max(top, 0)
-    bad = (tl.sum((top != top).to(tl.int32), 0) > 0) | (peak == float("inf")) | (peak == -float("inf"))
-    key = tl.where(g < G, order_key(top), -2147483648)
-    most = order_key(peak)
-    cut = most
-    hot = peak.to(tl.float64)
-    if bad:
-        tl.store(cut_ptr + row, float("nan"))
-        tl.store(peak_ptr + row, float("nan"))
-    else:
-        if not GREEDY:
-            cut = tl.minimum(most, LOWEST)
-            n = 0
-            if TOP_K:
-                # groups whose largest is among the k largest of groups hold all k largest ids, and their ties
-                least = kth_between(key, cut, most, top_k)
-                n = _list(list_ptr, key, g, least)
-                low = least.to(tl.int64)
-                high = most.to(tl.int64)
-                while low < high:
-                    middle = (low + high + 1) >> 1
-                    count = tl.zeros((TILE * WIDE,), tl.int32)
-                    for first in range(0, n, TILE):
-                        count += (order_key(_tile(x_ptr, list_ptr, first, n, V, TILE, WIDE)) >= middle).to(tl.int32)
-                    if tl.sum(count, 0) >= top_k:
-                        low = middle
-                    else:
-                        high = middle - 1
-                cut = low.to(tl.int32)
-            if TOP_P:
-                if TOP_K and CHAIN:
-                    goal = _mass_above(x_ptr, list_ptr, n, V, cut - 1, hot, heat, TILE, WIDE) * top_p
-                    floor = cut
-                else:
-                    mass = tl.load(mass_ptr + row * G + g, mask=g < G, other=0.0)
-                    share = tl.where(g < G, tl.exp((top.to(tl.float64) - hot) / heat) * mass, 0.0)
-                    goal = tl.sum(share, 0) * top_p
-                    # more groups until the ids above the last one listed hold the mass asked for
-                    wanted = 64
-                    floor = LOWEST
-                    settled = False
-                    while not settled:
-                        if wanted < G:
-                            floor = kth_between(key, tl.minimum(most, LOWEST), most, wanted)
-                        else:
-                            floor = tl.minimum(most, LOWEST)
-                        n = _list(list_ptr, key, g, floor)
-                        held = _mass_above(x_ptr, list_ptr, n, V, floor, hot, heat, TILE, WIDE)
-                        settled = (held >= goal) | (wanted >= G)
-                        wanted = wanted * 16
-                low = floor.to(tl.int64)
-                high = most.to(tl.int64)
-                while low < high:
-                    middle = (low + high) >> 1
-                    held = _mass_above(x_ptr, list_ptr, n, V, middle, hot, heat, TILE, WIDE)
-                    if held < goal:
-                        high = middle
-                    else:
-                        low = middle + 1
-                cut = tl.maximum(cut, low.to(tl.int32))
-            if MIN_P:
-                low = cut.to(tl.int64)
-                high = most.to(tl.int64)
-                while low < high:
-                    middle = (low + high) >> 1
-                    value = key_value(middle.to(tl.int32)).to(tl.float64)
-                    if tl.exp((value - hot) / heat) >= min_p:
-                        high = middle
-                    else:
-                        low = middle + 1
-                cut = tl.maximum(cut, low.to(tl.int32))
-        tl.store(cut_ptr + row, key_value(cut))
-        tl.store(peak_ptr + row, peak)
+def _rough_noise(word):
+    """Gumbel noise of words in float32, within 5e-5 of the float64 one."""
+    rest = ((word ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386962890625e-10  # 1 - u, exact where it is small
+    series = rest * (1.0 + rest * (0.5 + rest * (0.333333333 + rest * (0.25 + rest * 0.2))))
+    u = (word.to(tl.float32) + 0.5) * 2.3283064365386962890625e-10
+    return -tl.log(tl.where(rest < 0.0625, series, -tl.log(tl.maximum(u, 1e-10))))
 
 
 @triton.jit(do_not_specialize=["k0", "k1", "purpose", "temperature"])
 def score_kernel(
     x_ptr, max_ptr, cut_ptr, peak_ptr, position_ptr, start_ptr, score_ptr, id_ptr, mass_ptr, least_ptr, V, G, CHUNKS,
-    k0, k1,
-    purpose, temperature, GREEDY: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr,
+    k0, k1, purpose, temperature, GREEDY: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr, MARGIN: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -264,19 +138,35 @@ def score_kernel(
         x = tl.load(x_ptr + row * V + ids, mask=ids < V, other=-float("inf"))
         kept = (x >= cut) & (ids < V)
         peak = tl.load(peak_ptr + row).to(tl.float64)
-        level = x.to(tl.float64) - peak
         if GREEDY:
             weight = tl.where(kept, 1.0, 0.0).to(tl.float64)
-            score = tl.where(kept, 0.0, -float("inf")).to(tl.float64)
+            best = tl.max(tl.where(kept, 0.0, -float("inf")).to(tl.float64), 0)
+            token = tl.min(tl.where(kept, ids, 0x7FFFFFFF), 0)
         else:
-            level = level / real(temperature)
+            level = (x.to(tl.float64) - peak) / real(temperature)
             weight = tl.where(kept, tl.exp(level), 0.0)
             start = tl.load(start_ptr + row) * (purpose != 0).to(tl.int64)
-            u = uniform_of(word_of(ids, k0, k1, tl.load(position_ptr + row), purpose, start))
-            score = tl.where(kept, level - tl.log(-tl.log(u)), -float("inf"))
-        best = tl.max(score, 0)
+            position = tl.load(position_ptr + row)
+            # float32 scores leave one id, seldom two; those are judged in float64. A row's winner lies within 27 of
+            # its peak, where the float32 score is off by less than a tenth of the margin
+            rough = level.to(tl.float32) + _rough_noise(_words(chunk * CHUNK, k0, k1, position, purpose, start, CHUNK))
+            rough = tl.where(kept, rough, -float("inf"))
+            near = kept & (rough >= tl.max(rough, 0) - MARGIN)
+            left = tl.sum(near.to(tl.int32), 0)
+            best = peak * 0.0 - float("inf")
+            token = tl.full((), 0x7FFFFFFF, tl.int32)
+            judged = tl.full((), -1, tl.int32)
+            while left > 0:
+                judged = tl.min(tl.where(near & (ids > judged), ids, 0x7FFFFFFF), 0)
+                u = uniform_of(word_of(judged, k0, k1, position, purpose, start))
+                value = tl.load(x_ptr + row * V + judged).to(tl.float64)
+                score = (value - peak) / real(temperature) - tl.log(-tl.log(u))
+                if score > best:
+                    best = score
+                    token = judged
+                left -= 1
         tl.store(score_ptr + at, best)
-        tl.store(id_ptr + at, tl.min(tl.where(kept & (score == best), ids, 0x7FFFFFFF), 0))
+        tl.store(id_ptr + at, token)
         tl.store(mass_ptr + at, tl.sum(weight, 0))
         tl.store(least_ptr + at, tl.min(tl.where(kept, x, float("inf")), 0))
     else:
@@ -322,30 +212,17 @@ def shape_draw(
     device = logits_RV.device
     greedy = temperature == 0
     heat = 1.0 if order == "temperature_last" or greedy else temperature
-    top_k = top_k if top_k < vocab else 0
-    chain = order == "chain"
-    whole = top_p < 1 and not greedy and not (top_k and chain)
+    best, cut_R, peak_R = cut(
+        logits_RV, heat, top_k if top_k < vocab else 0, top_p, min_p, chain=order == "chain", greedy=greedy
+    )
     wide, double = dict(dtype=torch.float32, device=device), dict(dtype=torch.float64, device=device)
-    top, mass = torch.empty(rows, groups, **wide), torch.empty(rows, groups if whole else 1, **double)
-    listed = torch.empty(rows, groups, dtype=torch.int32, device=device)
-    cut, peak = torch.empty(rows, **wide), torch.empty(rows, **wide)
-    each = min(32, power(groups))
-    launch(
-        group_kernel, (-(-groups // each), rows), logits_RV, top, mass, vocab, groups, bits(heat), MASS=whole,
-        GROUPS=each, WIDE=GROUP, num_warps=4,
-    )  # fmt: skip
-    launch(
-        cut_kernel, (rows,), logits_RV, top, mass, listed, cut, peak, vocab, groups, top_k, bits(top_p),
-        bits(min_p), bits(heat), TOP_K=top_k > 0, TOP_P=top_p < 1, MIN_P=min_p > 0, CHAIN=chain,
-        GREEDY=greedy, GP=power(groups), TILE=32, WIDE=GROUP, num_warps=8,
-    )  # fmt: skip
     scores, parts = torch.empty(rows, chunks, **double), torch.empty(rows, chunks, **double)
     ids, least = torch.empty(rows, chunks, dtype=torch.int32, device=device), torch.empty(rows, chunks, **wide)
     tokens, total = torch.empty(rows, dtype=torch.int64, device=device), torch.empty(rows, **double)
     launch(
-        score_kernel, (chunks, rows), logits_RV, top, cut, peak, positions_R, starts_R, scores, ids, parts, least,
+        score_kernel, (chunks, rows), logits_RV, best, cut_R, peak_R, positions_R, starts_R, scores, ids, parts, least,
         vocab, groups, chunks, key[0], key[1], purpose, bits(temperature or 1.0), GREEDY=greedy, CHUNK=CHUNK,
-        WIDE=GROUP, num_warps=4,
+        WIDE=GROUP, MARGIN=MARGIN, num_warps=SCORE_WARPS,
     )  # fmt: skip
-    launch(pick_kernel, (rows,), scores, ids, parts, least, cut, tokens, total, chunks, CP=power(chunks), num_warps=4)
-    return Draws(tokens, cut, peak, total)
+    launch(pick_kernel, (rows,), scores, ids, parts, least, cut_R, tokens, total, chunks, CP=power(chunks), num_warps=4)
+    return Draws(tokens, cut_R, peak_R, total)

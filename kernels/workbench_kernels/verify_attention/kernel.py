@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from workbench_kernels.device.kernel import as_operand, dot, launch, narrow, power
+from workbench_kernels.device.kernel import as_operand, begin, dot, launch, narrow, power
 
-KEYS = 64
 ROWS = 16
-MERGED = 16  # parts read at a time
+
+
+class Split(NamedTuple):
+    """Shape of the work of a verify: keys of a part and warps; parts and columns merged at a time, and warps."""
+
+    keys: int
+    warps: int
+    merged: int
+    width: int
+    merge_warps: int
+
+
+# constants: the parts of a row's keys and their order are a function of positions alone
+# H200, 4 rows on 1,024 and 8,192 held: 9.0 and 20.5 us; keys 128: 11.7 and 24.4; keys 32: 10.0 and 30.0
+SPLIT = Split(keys=64, warps=4, merged=32, width=32, merge_warps=1)
 
 
 @triton.jit
 def part_kernel(
     q_ptr, k_ptr, v_ptr, length_ptr, tree_ptr, out_ptr, peak_ptr, sum_ptr, T, N, G, S, PARTS, scale, window,
     D: tl.constexpr, BD: tl.constexpr, KEYS: tl.constexpr, TREE: tl.constexpr, WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     part = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     b = head // N
@@ -62,18 +78,19 @@ def part_kernel(
 @triton.jit
 def merge_kernel(
     part_ptr, peak_ptr, sum_ptr, length_ptr, gate_ptr, out_ptr, T, N, G, PARTS, D: tl.constexpr, BD: tl.constexpr,
-    KEYS: tl.constexpr, MERGED: tl.constexpr, GATE: tl.constexpr,
+    KEYS: tl.constexpr, MERGED: tl.constexpr, GATE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     r = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     b = head // N
     n = head % N
-    d = tl.arange(0, BD)
+    d = tl.program_id(2) * BD + tl.arange(0, BD)
     parts = tl.cdiv(tl.load(length_ptr + b) + T, KEYS)
     rows = T * G
     peak = -float("inf")
-    for first in range(0, parts, MERGED):
-        p = first + tl.arange(0, MERGED)
+    for first in range(0, parts, 512):
+        p = first + tl.arange(0, 512)
         m = tl.load(peak_ptr + (head * PARTS + p) * rows + r, mask=p < parts, other=-float("inf"))
         peak = tl.maximum(peak, tl.max(m, 0))
     acc = tl.zeros((BD,), tl.float32)
@@ -211,21 +228,23 @@ def verify(
     """See ``workbench_kernels.verify_attention.verify_attention``."""
     b, t, n, g, d = q_BTNGD.shape
     s = k_BNSD.shape[2]
-    parts = -(-covered // KEYS)
+    parts = -(-covered // SPLIT.keys)
     wide = dict(dtype=torch.float32, device=q_BTNGD.device)
     held = torch.empty(b * n, parts, t * g, d, **wide)
     peak, total = torch.empty(b * n, parts, t * g, **wide), torch.empty(b * n, parts, t * g, **wide)
     out = torch.empty(b, t, n * g * d, dtype=v_BNSD.dtype, device=q_BTNGD.device)
-    bd = power(d, 16)
+    bd, width = power(d, 16), min(power(d, 16), SPLIT.width)
     launch(
         part_kernel, (parts, b * n, -(-t * g // ROWS)), q_BTNGD, k_BNSD, v_BNSD, lengths_B,
         q_BTNGD if tree_TT is None else tree_TT.view(torch.uint8), held, peak, total, t, n, g, s, parts, d**-0.5,
-        window or 0, D=d, BD=bd, KEYS=KEYS, TREE=tree_TT is not None, WINDOW=window is not None,
-        PRECISION=_precision(v_BNSD), num_warps=4, num_stages=1,
+        window or 0, D=d, BD=bd, KEYS=SPLIT.keys, TREE=tree_TT is not None, WINDOW=window is not None,
+        PRECISION=_precision(v_BNSD), num_warps=SPLIT.warps, num_stages=1, early=True,
     )  # fmt: skip
     launch(
-        merge_kernel, (t * g, b * n), held, peak, total, lengths_B, out if gate_BTQ is None else gate_BTQ, out,
-        t, n, g, parts, D=d, BD=bd, KEYS=KEYS, MERGED=MERGED, GATE=gate_BTQ is not None, num_warps=4,
+        merge_kernel, (t * g, b * n, -(-d // width)), held, peak, total, lengths_B,
+        out if gate_BTQ is None else gate_BTQ, out, t, n, g, parts,
+        D=d, BD=width, KEYS=SPLIT.keys, MERGED=SPLIT.merged, GATE=gate_BTQ is not None, num_warps=SPLIT.merge_warps,
+        early=True,
     )  # fmt: skip
     return out
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,6 +67,26 @@ class Stand:
     fault: tuple[int, int]
 
 
+class Judged(NamedTuple):
+    """What a verify gives.
+
+    Args:
+        fed_BT: Pending token and drafts.
+        counts_B2: Drafts and base.
+        picks_BT: The target's own token after each.
+        sound_BT: NaN where a row is not finite.
+        trunk_TH: Rows before the final norm.
+        normed_TH: Rows after it.
+    """
+
+    fed_BT: Tensor
+    counts_B2: Tensor
+    picks_BT: Tensor
+    sound_BT: Tensor
+    trunk_TH: Tensor
+    normed_TH: Tensor
+
+
 class DeviceRounds:
     """A program of rounds over the planes of one session.
 
@@ -110,23 +131,23 @@ class DeviceRounds:
         self.drafting, self.carrier, self.override_LK = drafts is not None, carrier, override_LK
         self.p_min, self.pmin0, self.reads_top = p_min, pmin0, reads_top
         t, device, width = k + 1, model.device, model.config.hidden_size
-        rows = capacity + 2 * t + 1
-        self.planes = Planes(model, cache, drafts, t, rows)
+        room = capacity + 2 * t + 1
+        self.planes = Planes(model, cache, drafts, t, room)
         whole: dict = dict(dtype=torch.int64, device=device)
         self.books = Books(
             torch.zeros(8, 1, dtype=torch.int32, device=device), torch.zeros(k, 1, dtype=torch.int32, device=device),
             torch.zeros(1, t, **whole), torch.zeros(1, **whole), torch.zeros(1, **whole), torch.zeros(1, t, **whole),
-            torch.zeros(1, rows, **whole), torch.zeros(stream, 1, len(LOGGED) + 2 * k, **whole),
+            torch.zeros(1, room, **whole), torch.zeros(stream, 1, len(LOGGED) + 2 * k, **whole),
             torch.zeros(1, 2, **whole),
         )  # fmt: skip
         self.drafted_BK = torch.zeros(1, k, **whole)
         self.probs_BK = torch.zeros(1, k, dtype=torch.float32, device=device)
-        self.fed_BT, self.picks_BT = torch.zeros(1, t, **whole), torch.zeros(1, t, **whole)
-        self.counts_B2 = torch.zeros(1, 2, dtype=torch.int32, device=device)
-        self.sound_BT = torch.zeros(1, t, dtype=torch.float32, device=device)
-        self.trunk_TH, self.normed_TH, self.old_trunk_TH, self.old_normed_TH = (
-            torch.zeros(t, width, dtype=model.dtype, device=device) for _ in range(4)
-        )
+        rows = [torch.zeros(t, width, dtype=model.dtype, device=device) for _ in range(4)]
+        self.old_trunk_TH, self.old_normed_TH = rows[:2]
+        self.judged = Judged(
+            torch.zeros(1, t, **whole), torch.zeros(1, 2, dtype=torch.int32, device=device),
+            torch.zeros(1, t, **whole), torch.zeros(1, t, dtype=torch.float32, device=device), *rows[2:],
+        )  # fmt: skip
         self.stops_S = torch.tensor(sorted(stop_ids), **whole) if stop_ids else None
         self.ahead_K = torch.arange(k, **whole)
         self.graphs = Graphs(device, graphs, self._idle)
@@ -237,42 +258,39 @@ class DeviceRounds:
         whole = rows.new_full((len(rows), model.config.vocab_size), float("-inf")).index_copy_(1, head.ids_D, rows)
         return self.law.choose(whole, place_1, self.books.text_BR[0], length_1)
 
-    def verify(self) -> None:
+    def verify(self) -> Judged:
         """The pending token and its drafts through the target, and the target's own token after each."""
         model, books = self.model, self.books
         fed, counts = assemble_verify(
             self.drafted_BK, self.probs_BK, books.pending_B, p_min=self.p_min, first=self.pmin0,
             most_B=books.ints_XB[LEFT],
         )  # fmt: skip
-        self.fed_BT.copy_(fed)
-        self.counts_B2.copy_(counts)
         if self.law.reads_text and self.k:
             books.text_BR[0].index_copy_(0, books.ints_XB[COUNTED] + self.ahead_K, fed[0, 1:])
         mix = self.planes.mixer(books.ints_XB[LENGTH], self.longest)
         trunk, normed, _ = kernel_path.decoder(model, self._embedded(fed[0]), mix, few=True)
         logits = kernel_path.logits_of(normed, model.embed if model.head is None else model.head, True)
         made = self.law.choose(logits, books.places_BT[0], books.text_BR[0], books.ints_XB[COUNTED])
-        self.picks_BT.copy_(made.tokens_R[None])
-        self.sound_BT.copy_(made.probs_R[None])
-        self.trunk_TH.copy_(trunk)
-        self.normed_TH.copy_(normed)
+        return Judged(fed, counts, made.tokens_R[None], made.probs_R[None], trunk, normed)
 
-    def settle(self) -> None:
+    def _verify_apart(self) -> None:
+        for kept, made in zip(self.judged, self.verify(), strict=True):
+            kept.copy_(made)
+
+    def settle(self, judged: Judged) -> None:
         """The verdict, and every plane, length and book that follows from it."""
-        settle_round(
-            self.books, self.picks_BT, self.sound_BT, self.fed_BT, self.counts_B2, self.probs_BK, stops_S=self.stops_S
-        )
+        fed, counts, picks, sound, trunk, normed = judged
+        settle_round(self.books, picks, sound, fed, counts, self.probs_BK, stops_S=self.stops_S)
         keep_B = self.books.ints_XB[KEEP]
         self.planes.commit(keep_B)
         lives = keep_B > 0
-        torch.where(lives, self.normed_TH, self.old_normed_TH, out=self.old_normed_TH)
-        torch.where(lives, self.trunk_TH, self.old_trunk_TH, out=self.old_trunk_TH)
+        torch.where(lives, normed, self.old_normed_TH, out=self.old_normed_TH)
+        torch.where(lives, trunk, self.old_trunk_TH, out=self.old_trunk_TH)
 
     def round(self) -> None:
         """One whole round."""
         self.draft()
-        self.verify()
-        self.settle()
+        self.settle(self.verify())
 
     # ------------------------------------------------------------------------------------------------ running it
 
@@ -305,7 +323,8 @@ class DeviceRounds:
             Seconds of draft, verify and settle on the device.
         """
         marks = Marks(self.model.device)
-        for name, part in (("draft", self.draft), ("verify", self.verify), ("settle", self.settle)):
+        parts = {"draft": self.draft, "verify": self._verify_apart, "settle": lambda: self.settle(self.judged)}
+        for name, part in parts.items():
             self.graphs.run(self._keyed(name), part)
             marks.mark()
         a, b, c = marks.seconds()

@@ -1,0 +1,1 @@
+"""The least logit that a row's filters keep."""
