@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from workbench.core.tape import Corpus, Tape
 from workbench.datasets import extract, to_arrays
 from workbench.model.hybrid import HybridModel
 from workbench.model.transfer import HostCopies, upload
-from workbench.replay import replay
+from workbench.replay import ReplayOptions, replay
+from workbench.replay.run import Passed, run_group
 
 pytestmark = pytest.mark.gpu
 
@@ -44,6 +46,36 @@ def test_columns_land_as_they_were_sent(device: torch.device) -> None:
             assert (found["x"] == j).all() and found["z"].tolist() == [j]
             assert np.array_equal(found["y"], np.arange(j, j + 1000))
     assert upload(np.arange(9), device).tolist() == upload(list(range(9)), device).tolist() == list(range(9))
+
+
+@contextmanager
+def refusing_to_wait() -> Iterator[None]:
+    """Make every read-back and every copy that the host waits for an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_forwards_of_tapes_wait_for_nothing(on_device: HybridModel, device: torch.device, ragged: Corpus) -> None:
+    if device.type != "cuda":
+        pytest.skip("waiting for a device needs one")
+    tapes, options = list(ragged)[:4], ReplayOptions(k_max=3, chunk=64)
+    assert not on_device.exact
+
+    def issued() -> list[Passed]:
+        return list(run_group(on_device, tapes, options, HostCopies(device), documents=range(4)))
+
+    columns = [[x for passed in issued() for x in passed.chunks()]]  # compiles what there is to compile
+    with refusing_to_wait():
+        passed = issued()
+        ids = torch.zeros(1, 4, dtype=torch.int64, device=device)
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            on_device.forward(ids, on_device.new_cache(capacity=64))  # whose ids are read back, to be checked
+    columns.append([x for one in passed for x in one.chunks()])
+    for (i, a, _), (j, b, _) in zip(*columns, strict=True):
+        assert i == j and np.array_equal(a.target_id, b.target_id) and np.allclose(a.nll, b.nll, atol=1e-4)
 
 
 @pytest.mark.parametrize("batch", [1, 5, None])
