@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from statistics import median
 
 import pytest
 import torch
 
 from workbench.bench.shape import PIECES, Setting, run_shape
+from workbench.bench.shape.anatomy import STAGES
 from workbench.bench.shape.peer import published_tensors, transformers_twin
 from workbench.bench.shape.pieces import speedup_by_bytes, speedup_by_phases, step_bytes
+from workbench.bench.shape.setting import Run
 from workbench.bench.shape.timing import figure, seconds_of
 from workbench.core.errors import CapabilityError, UserError
+from workbench.core.metrics import acceptance
 from workbench.model.hybrid import HybridModel
 from workbench.model.shapes import random_model
+from workbench.model.traffic import expected_emitted
+from workbench.spec.generate import generate
+from workbench.spec.proposers import SyntheticProposer
 from workbench_kernels.dispatch import use
 
-CHANCES = (0.8, 0.6)
+CHANCES = (0.8, 0.6)  # joint
 
 
 def setting(**options) -> Setting:
@@ -47,7 +54,8 @@ def test_a_run_adds_each_row_as_it_comes(tmp_path):
 def test_every_piece_stands_alone(name):
     one = setting(trim=50)
     rows = list(PIECES[name](one))
-    assert rows and all(row["value"] > 0 and row["n"] == one.repeats for row in rows)
+    assert rows and all(row["value"] > 0 or row.get("group") == "setup" for row in rows)
+    assert all(row["n"] == one.repeats for row in rows if row.get("group", "draft step") == "draft step")
 
 
 def test_pieces_share_what_they_measure():
@@ -61,13 +69,68 @@ def test_pieces_share_what_they_measure():
 def test_speculative_rows_tell_given_and_measured_acceptance():
     one = setting()
     speed, over = PIECES["speculative"](one)
-    assert speed["same_text"] and speed["given"] == list(CHANCES) and len(speed["cond"]) == 2
-    assert over["emitted"] == pytest.approx(1 + 0.8 + 0.8 * 0.6)
+    assert speed["same_text"] and speed["given"] == list(CHANCES) and len(speed["cond"]) == len(speed["joint"]) == 2
+    assert speed["given_cond"] == pytest.approx([0.8, 0.75]) and speed["tau"] == pytest.approx(sum(speed["joint"]))
+    assert over["emitted"] == pytest.approx(1 + 0.8 + 0.6)
     decode, verify, draft = (step_bytes(one, name) for name in ("decode", "verify", "draft"))
     assert over["by_bytes"] == pytest.approx(over["emitted"] * decode / (verify + 2 * draft))
     seconds = {name: median(one.phase(name, graph=False)) for name in ("decode", "verify", "draft")}
     whole = seconds["verify"] + 2 * seconds["draft"]
     assert over["by_phases"] == {"eager": pytest.approx(over["emitted"] * seconds["decode"] / whole)}
+
+
+def test_given_acceptance_is_joint():
+    one = setting(acceptance=(0.87, 0.69, 0.53), context=64)
+    one.model.exact = True
+    plain = generate(one.model, one.prompt, k=0, max_new_tokens=1500, ignore_eos=True)
+
+    def emitted(chances) -> float:
+        drafter = SyntheticProposer(one.model, [*one.prompt, *plain.tokens], chances)
+        made = generate(one.model, one.prompt, k=3, max_new_tokens=1500, ignore_eos=True, proposer=drafter)
+        assert made.tokens == plain.tokens
+        return 1 + acceptance([record for record in made.records if not record.cut]).tau
+
+    sigma = 1.21 / (1500 / 3.09) ** 0.5  # of accepted drafts a round, over the rounds of the text
+    assert expected_emitted(one.acceptance) == pytest.approx(3.09)
+    assert abs(emitted(one.cond) - 3.09) < 4 * sigma
+    assert abs(emitted(one.acceptance) - 3.09) > 4 * sigma, "control: shares taken for chances"
+
+
+@pytest.mark.parametrize("arms", [("eager",), ("eager", "graphed", "streamed")], ids=len)
+def test_anatomy_parts_rounds_steps_and_setup(monkeypatch, arms):
+    monkeypatch.setattr(Setting, "arms", arms)
+    monkeypatch.setattr(Setting, "burst", 40)
+    with use("ref") if len(arms) > 1 else nullcontext():
+        one = setting()
+        rows = list(PIECES["anatomy"](one))
+        again = list(PIECES["anatomy"](one))
+    assert one.notes == [] and all(row["mode"] == "exact" and row["unit"] == "ms" for row in rows)
+    by = {(row["group"], row["arm"], row["part"]): row for row in rows}
+    assert len(by) == len(rows)
+    parts = {arm: {part for group, a, part in by if (group, a) == ("round", arm)} for arm in arms}
+    assert parts["eager"] >= {"draft", "verify_issue", "accept", "commit", "total"}
+    for arm in arms:
+        rounds = [r for r in one.speculative(arm).records[one.speculative(arm).warm :] if not r.cut]
+        assert 3 < by["round", arm, "total"]["n"] == len(rounds) < len(one.speculative(arm).records)
+        assert by["round", arm, "total"]["value"] == pytest.approx(1e3 * median(r.phases.total for r in rounds))
+        assert {part for group, a, part in by if (group, a) == ("setup", arm)} == set(STAGES)
+        assert by["setup", arm, "prime"]["value"] > 0
+    if len(arms) > 1:
+        assert parts["graphed"] >= {"draft", "verify_issue", "commit", "total"} and "accept" not in parts["graphed"]
+        assert parts["streamed"] == {"other", "total"}
+    steps = {part: row for (group, _, part), row in by.items() if group == "draft step"}
+    assert set(steps) == {"glue", "attention", "ffn", "head"} and not any(r["synchronised"] for r in steps.values())
+    drafting = by["round", "eager", "draft"]["value"]
+    assert 0.3 * drafting < one.k * sum(row["value"] for row in steps.values()) < 3 * drafting
+    assert [r["value"] for r in again if r["group"] == "round"] == [r["value"] for r in rows if r["group"] == "round"]
+
+
+def test_anatomy_of_bursts_that_are_all_cut_is_left_out(monkeypatch):
+    one = setting()
+    monkeypatch.setattr(Run, "timed", [])
+    rows = list(PIECES["anatomy"](one))
+    assert {row["group"] for row in rows} == {"draft step", "setup"}
+    assert "rounds, eager was left out: every round was cut" in one.notes[0]
 
 
 def test_phases_leave_the_prompt_as_it_was():
@@ -184,6 +247,8 @@ def test_without_transformers_a_sentence_says_so(monkeypatch):
         dict(trim=0),
         dict(trim=1 << 20),
         dict(synthetic_acceptance=()),
+        dict(synthetic_acceptance=(0.5, 0.6)),
+        dict(synthetic_acceptance=(1.2,)),
         dict(only=["x"]),
     ],
 )
@@ -205,6 +270,6 @@ def test_readings_leave_out_warm_calls_and_what_comes_before():
 
 
 def test_trimming_without_a_size_is_refused():
-    with pytest.raises(CapabilityError, match="leave trim out"), setting().trimmed():
+    with pytest.raises(UserError, match="no size of a trimmed head"), setting().trimmed():
         pass
     assert set(speedup_by_phases(setting(), trimmed=False)) == {"eager"}

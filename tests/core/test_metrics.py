@@ -255,14 +255,15 @@ def test_frames_hold_records_and_concatenate():
 
 def test_phases_frame():
     steps = [DraftStepTimes(1e-3, 2e-3, 3e-3, 4e-3, 10, False), DraftStepTimes(2e-3, 2e-3, 3e-3, 4e-3, 30, True)]
-    setup = [SetupTimes(init=1.0, drafter_fill=2.0), SetupTimes(init=3.0)]
+    setup = [SetupTimes(init=1.0, capture=0.5, drafter_fill=2.0), SetupTimes(init=3.0)]
     frame = phases_frame(VECTOR, draft_steps=steps, setup=setup)
     rows = {(group, part): rest for group, part, *rest in frame.iter_rows()}
-    assert len(rows) == len(frame) == 6 + 4 + 5
+    assert len(rows) == len(frame) == 6 + 4 + 6
     assert rows["round", "draft"] == pytest.approx([2.5, 4, False])
     assert rows["round", "verify issue"] == pytest.approx([2.0, 4, False])
     assert rows["draft step", "glue"] == pytest.approx([1.75, 40, True])
     assert rows["setup", "init"] == pytest.approx([2000.0, 2, False])
+    assert rows["setup", "capture"] == pytest.approx([250.0, 2, False])
     assert rows["setup", "drafter fill"] == pytest.approx([1000.0, 2, False])
     assert phases_frame(rounds_frame(VECTOR, doc_id="a"), draft_steps=steps, setup=setup).equals(frame)
     assert phases_frame([]).is_empty()

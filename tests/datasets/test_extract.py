@@ -6,7 +6,6 @@ import inspect
 import json
 import shutil
 import socket
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -348,14 +347,16 @@ def test_non_finite_logits_are_named_and_leave_nothing(tiny, tmp_path):
 
 
 def test_a_mass_that_is_off_stops_the_run(model, tmp_path, monkeypatch):
-    from workbench.datasets.topk import sparse_rows
+    from workbench.datasets import passes
+
+    kept = passes.kept_columns
 
     def leaky(*args, **kwargs):
-        rows = sparse_rows(*args, **kwargs)
-        rows.tail[:] = 0.0
+        rows = kept(*args, **kwargs)
+        rows.tail_R[:] = 0.0
         return rows
 
-    monkeypatch.setattr(sys.modules["workbench.datasets.extract"], "sparse_rows", leaky)
+    monkeypatch.setattr(passes, "kept_columns", leaky)
     with pytest.raises(UserError, match="and their tail miss 1"):
         extract(model, documents(2), out=tmp_path / "x", **SMALL)
     assert not list(tmp_path.iterdir())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workbench.bench.shape import Setting
+from workbench.bench.shape import PIECES, Setting
 from workbench.core.metrics import acceptance
 from workbench.model.shapes import random_model
 from workbench.spec.generate import generate
@@ -45,3 +45,20 @@ def test_phases_replay_as_graphs(device: torch.device) -> None:
     one = Setting(model, "tiny", context=40, acceptance=CHANCES, trim=100, quick=True)
     for name in ("decode", "verify", "verify cut", "draft", "draft trimmed"):
         assert min(one.phase(name, graph=True)) > 0 and min(one.phase(name, graph=False)) > 0
+
+
+def test_the_anatomy_parts_every_arm(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Setting, "burst", 64)
+    notes: list[str] = []
+    model = random_model("tiny", device=device, dtype="bfloat16", exact=True)
+    one = Setting(model, "tiny", context=40, acceptance=CHANCES, quick=True, note=notes.append)
+    rows = list(PIECES["anatomy"](one))
+    assert notes == [] and {row["arm"] for row in rows} == set(one.arms)
+    by = {(row["group"], row["arm"], row["part"]): row["value"] for row in rows}
+    for arm in one.arms:
+        assert by["round", arm, "total"] > 0 and by["setup", arm, "prime"] > 0
+        assert (by["setup", arm, "capture"] > 0) == (arm != "eager")
+    steps = [row for row in rows if row["group"] == "draft step"]
+    assert len(steps) == 4 and all(row["synchronised"] == (device.type == "cuda") for row in steps)
+    if device.type == "cuda":
+        assert ("round", "graphed", "draft") in by and ("round", "streamed", "draft") not in by

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from workbench.core.errors import NonFiniteError, UserError
-from workbench.model.hybrid import HybridModel, check_finite
+from workbench.model.checks import check_finite
+from workbench.model.hybrid import HybridModel
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ ROUNDS = make_rounds()
 PHASES = phases_frame(
     ROUNDS,
     draft_steps=DraftStepTimes(1e-4, 2e-4, 3e-4, 4e-4, 200, True),
-    setup=SetupTimes(init=0.002, prime=0.25, drafter_fill=0.03, rounds=4.2, tail=0.01),
+    setup=SetupTimes(init=0.002, capture=0.5, prime=0.25, drafter_fill=0.03, rounds=4.2, tail=0.01),
 )
 DOCUMENTS = pl.DataFrame(
     {
@@ -195,7 +195,7 @@ def test_phase_bars_are_shares_of_their_group_and_synchronised_ones_are_marked()
     rows: dict[float, list] = {}
     for bar in ax.patches:
         rows.setdefault(round(bar.get_y() + bar.get_height() / 2), []).append(bar)
-    assert [len(bars) for bars in rows.values()] == [6, 4, 5]
+    assert [len(bars) for bars in rows.values()] == [6, 4, 6]
     for bars in rows.values():
         assert sum(bar.get_width() for bar in bars) == pytest.approx(100)
     assert [bool(bars[0].get_hatch()) for bars in rows.values()] == [False, True, False]

@@ -15,13 +15,14 @@ import torch
 
 from workbench.core.errors import UserError
 from workbench.core.tape import Corpus, Tape
+from workbench.datasets import heads
 from workbench.model.hybrid import HybridModel
 from workbench.replay import DraftTable, ReplayOptions, expected_rounds, load_table, replay, walk
 from workbench.replay import groups as group_module
 from workbench.replay.groups import Ranks, rank_of, shadow, two_best
 from workbench.sampling.pick import picks
 
-run_module = sys.modules["workbench.replay.run"]
+chains_module = sys.modules["workbench.replay.chains"]
 
 K, WIDTH, HEATS = 4, 3, (0.6, 1.0)
 ALL: dict[str, Any] = dict(shadow=WIDTH, target=True, ranks=True, overlap=HEATS, forced=True)
@@ -197,7 +198,7 @@ def test_bytes_do_not_depend_on_the_chunk(model, tapes, plain, drawn, tmp_path, 
 
 
 def test_bytes_do_not_depend_on_slices_and_blocks(model, tapes, plain, monkeypatch, tmp_path):
-    for module, name, value in ((run_module, "HEAD_VALUES", 1), (group_module, "WIDE_VALUES", 1)):
+    for module, name, value in ((heads, "HEAD_VALUES", 1), (group_module, "WIDE_VALUES", 1)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, name, value)
             make(model, tapes, tmp_path / name, chunk=40, **ALL)
@@ -281,7 +282,7 @@ def rows_held_too_short(patch: pytest.MonkeyPatch) -> None:
 
 
 def slots_turned(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    side_by_side = run_module._side_by_side
+    side_by_side = chains_module._side_by_side
 
     def wrong(slots: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         turned = [dict(slot) for slot in slots]
@@ -290,17 +291,21 @@ def slots_turned(name: str) -> Callable[[pytest.MonkeyPatch], None]:
                 slot[name] = slots[i - 1][name]
         return side_by_side(turned)
 
-    return lambda patch: patch.setattr(run_module, "_side_by_side", wrong)
+    return lambda patch: patch.setattr(chains_module, "_side_by_side", wrong)
 
 
 def rolled(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    right = getattr(run_module, name)
-    return lambda patch: patch.setattr(run_module, name, lambda rows, *rest: right(rows.roll(1, 0), *rest))
+    right = getattr(chains_module, name)
+    return lambda patch: patch.setattr(chains_module, name, lambda rows, *rest: right(rows.roll(1, 0), *rest))
 
 
 def forced_by_the_token_before(patch: pytest.MonkeyPatch) -> None:
-    forced = run_module._forced
-    patch.setattr(run_module, "_forced", lambda job, tokens: forced(job, np.roll(tokens, 1)))
+    forced = chains_module.forced_chains
+
+    def wrong(job: Any, tokens: list[np.ndarray]) -> Any:
+        return forced(job, [np.roll(one, 1) for one in tokens])
+
+    patch.setattr(sys.modules["workbench.replay.run"], "forced_chains", wrong)
 
 
 MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], set[str]]] = {

@@ -163,7 +163,7 @@ def test_bits_do_not_depend_on_the_slots_of_a_logits_slice(demo, heldout, monkey
 
     tape = Tape("d", heldout("pycode")[0].tokens[:200])
     replay(demo, tape, out=tmp_path / "a")
-    monkeypatch.setattr(sys.modules["workbench.replay.run"], "HEAD_VALUES", 1 << 14)
+    monkeypatch.setattr(sys.modules["workbench.datasets.heads"], "HEAD_VALUES", 1 << 14)
     replay(demo, tape, out=tmp_path / "b")
     assert shards(tmp_path / "a") == shards(tmp_path / "b")
 

@@ -15,7 +15,7 @@ import torch
 
 from workbench.cache.hybrid import HybridCache
 from workbench.core.tape import Corpus, Tape
-from workbench.model.chain import ChainBatch
+from workbench.model.chain import ChainBatch, FastChains
 from workbench.model.hybrid import HybridModel
 from workbench.replay import compare_rounds, live_rounds, own_tapes, replay, walk
 
@@ -164,15 +164,15 @@ def test_a_wrong_mask_is_no_rounding(tiny, sampled, monkeypatch, tmp_path, name)
     model = tiny(ratio=1, tied=False, vocab_size=5, seed=1, exact=False)
     tape = Tape("d", sampled(model, 80, temperature=0.5))
     level = rounding(model, tape.tokens.tolist())
-    build = ChainBatch.__init__
+    build = FastChains.__init__
 
-    def wrong(self, model, plane, starts):
-        build(self, model, plane, starts)
-        self.seen = torch.arange(self.seen.shape[1]) < SEEN[name](self.starts)[:, None]
+    def wrong(self, plane, b, starts, top):
+        build(self, plane, b, starts, top)
+        self.seen = torch.arange(top) < SEEN[name](starts)[:, None]
 
     lived = live_rounds(model, tape, estimator="forced", k=4)
     right = replay(model, tape, out=tmp_path / "right")
     assert not unexplained(walk(right, k=4), lived, right, level)
-    monkeypatch.setattr(ChainBatch, "__init__", wrong)
+    monkeypatch.setattr(FastChains, "__init__", wrong)
     table = replay(model, tape, out=tmp_path / "wrong")
     assert unexplained(walk(table, k=4), lived, table, level)

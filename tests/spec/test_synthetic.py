@@ -10,7 +10,7 @@ from workbench.core.metrics import acceptance
 from workbench.model.shapes import random_model
 from workbench.spec.generate import generate
 from workbench.spec.options import GenerateOptions
-from workbench.spec.proposers import SyntheticProposer, synthetic_drafts
+from workbench.spec.proposers import SyntheticProposer, conditional, synthetic_drafts
 from workbench.spec.session import Session
 
 CHANCES = (0.87, 0.69, 0.53)
@@ -114,6 +114,17 @@ def test_every_step_of_the_head_runs_on_the_planned_token(model, tape, monkeypat
             assert [next(calls) for _ in record.draft_ids[1:]] == [[token] for token in record.draft_ids[:-1]]
     assert len(list(calls)) <= 2, "what is left was observed by the last rounds"
     assert any(record.accepted < record.drafted for record in made.records)
+
+
+def test_joint_acceptance_is_the_product_of_the_chances():
+    joint = (0.87, 0.69, 0.53)
+    chances = conditional(joint)
+    assert chances == pytest.approx((0.87, 0.69 / 0.87, 0.53 / 0.69)) and chances != joint
+    assert conditional((1.0, 1.0, 0.0, 0.0)) == (1.0, 1.0, 0.0, 0.0)
+    with pytest.raises(UserError, match="slot 2 cannot stand in more rounds than slot 1"):
+        conditional((0.5, 0.51))
+    with pytest.raises(UserError, match=r"joint acceptance of slot 1=1\.5 is not valid"):
+        conditional((1.5,))
 
 
 def test_what_cannot_be_is_refused(model, tape):

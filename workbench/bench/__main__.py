@@ -1,4 +1,7 @@
-"""The measuring process: ``python -m workbench.bench NAME THREADS [--quick]`` prints rows as JSON lines."""
+"""The measuring process, which prints rows as JSON lines.
+
+``python -m workbench.bench NAME THREADS [--quick] [--shape JSON]``
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,14 @@ def main() -> None:
     name, threads, quick = sys.argv[1], int(sys.argv[2]), "--quick" in sys.argv
     torch.set_num_threads(threads)
     module = importlib.import_module(f"workbench.bench.{name}")
-    for row in module.measure(quick=quick):
+    rows = module.measure(quick=quick)
+    if "--shape" in sys.argv:
+        options = json.loads(sys.argv[sys.argv.index("--shape") + 1])
+        on = torch.cuda.get_device_name() if options["device"] == "cuda" else ""
+        rows = (
+            {**row, "device_name": on} for row in module.measure_shape(options.pop("shape"), quick=quick, **options)
+        )
+    for row in rows:
         print(json.dumps({"benchmark": name, **row}), flush=True)
 
 

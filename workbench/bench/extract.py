@@ -12,10 +12,17 @@ import numpy as np
 import torch
 
 from workbench.bench.arms import held_out, interleave, ratio_row, speed_row
+from workbench.bench.paired import drawn_texts, paired
+from workbench.bench.shape.timing import figure
 from workbench.core.progress import quiet
 from workbench.core.tape import Corpus
-from workbench.datasets import extract
+from workbench.datasets import ExtractOptions, extract
+from workbench.datasets.anchors import anchor_positions
+from workbench.datasets.groups import batch_limit, chunk_counts, plan_groups
+from workbench.datasets.passes import padded_tokens, reserve
 from workbench.facade import load
+from workbench.model.hybrid import HybridModel
+from workbench.model.transfer import upload
 
 CHUNK = 512
 
@@ -58,3 +65,86 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
     for mode in ("fast", "exact"):
         written = seconds[f"extract {mode}, 4 anchors per document, written"]
         yield ratio_row(f"extract / forward, {mode}", seconds[f"forward {mode}"], written, mode=mode, **facts)
+
+
+def measure_shape(
+    shape: str, *, device: str, quick: bool, dtype: str | None = None, seed: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Rows of extraction by a model of random weights.
+
+    Args:
+        shape: A published geometry, such as "4B".
+        device: Where to run.
+        quick: Shorter texts and fewer turns.
+        dtype: Weight type; default float32 on a CPU and bfloat16 on a GPU.
+        seed: Of the weights.
+
+    Yields:
+        Speeds, and extraction's share of the speed of forwards over the same rows.
+    """
+    from workbench.model.shapes import random_model
+
+    model = random_model(shape, seed=seed, device=device, dtype=dtype, exact=False)
+    lengths = np.linspace(256, 512, 8) if quick else np.linspace(1024, 2048, 32)
+    yield from measure_model(model, lengths.astype(int).tolist(), repeats=2 if quick else 7, shape=shape)
+
+
+def measure_model(
+    model: HybridModel, lengths: list[int], *, repeats: int, chunk: int = CHUNK, **facts: Any
+) -> Iterator[dict[str, Any]]:
+    """Rows of extraction by a model over drawn texts of these lengths, in the fast class.
+
+    Args:
+        model: The target.
+        lengths: Tokens of every text.
+        repeats: Timed turns.
+        chunk: Tokens per forward and document.
+        facts: Go into every row.
+
+    Yields:
+        Speeds, and extraction's share of the speed of forwards over the same rows, turn by turn.
+    """
+    model.exact = False
+    tapes = drawn_texts(model.config.vocab_size, lengths)
+    some = Corpus(list(tapes)[: max(1, len(tapes) // 8)], name="some")
+
+    def fed(texts: Corpus, anchors: Any) -> list[int]:
+        of = ExtractOptions(anchors=anchors)
+        each = [anchor_positions(t, anchors=of.anchors, gamma=of.gamma, seed=of.seed) for t in texts]
+        return [int(positions[-1]) + of.gamma for positions in each]
+
+    with tempfile.TemporaryDirectory() as folder:
+        runs = iter(range(1 << 30))
+
+        def written(texts: Corpus, anchors: Any) -> None:
+            with quiet():
+                extract(model, texts, out=Path(folder) / str(next(runs)), anchors=anchors, chunk=chunk, exact=False)
+
+        cells: list[tuple[str, Corpus, Any]] = [("4 anchors per document", tapes, 4), ("every anchor", some, "all")]
+        arms: dict[str, Callable[[], Any]] = {}
+        tokens: dict[str, int] = {}
+        for name, texts, anchors in cells:
+            rows = fed(texts, anchors)
+            arms[f"forward, rows of {name}"] = partial(forward_groups, model, texts, rows, chunk)
+            arms[f"extract, {name}, written"] = partial(written, texts, anchors)
+            tokens |= {f"forward, rows of {name}": sum(rows), f"extract, {name}, written": sum(rows)}
+        seconds = paired(arms, device=model.device, repeats=repeats, desc="extract")
+    facts |= {"mode": "fast", "chunk": chunk, "documents": len(tapes), "dtype": str(model.dtype).removeprefix("torch.")}
+    for name, values in seconds.items():
+        yield figure(name, [tokens[name] / s for s in values], "tok/s", **facts)
+    for name, _, _ in cells:
+        pairs = zip(seconds[f"forward, rows of {name}"], seconds[f"extract, {name}, written"], strict=True)
+        yield figure(f"extract / forward, {name}", [a / b for a, b in pairs], "ratio", **facts)
+
+
+@torch.inference_mode()
+def forward_groups(model: HybridModel, tapes: Corpus, rows: list[int], chunk: int) -> None:
+    """Forwards without logits over the first rows of every text, in the groups and chunks that extraction makes."""
+    for group in plan_groups(rows, batch_limit(model, None, chunk)):
+        fed = [rows[i] for i in group]
+        cache = model.new_cache(batch=len(group), capacity=max(fed))
+        reserve(cache.planes, max(fed))
+        tokens_BS = upload(padded_tokens([tapes.tapes[i] for i in group], fed), model.device)
+        for start in range(0, max(fed), chunk):
+            counts = chunk_counts(fed, start, chunk)
+            model.forward(tokens_BS[:, start : start + max(counts)], cache, counts=counts, logits="none", checked=True)

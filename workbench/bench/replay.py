@@ -11,6 +11,9 @@ import numpy as np
 import torch
 
 from workbench.bench.arms import held_out, interleave, oracle, ratio_row, speed_row
+from workbench.bench.extract import forward_groups
+from workbench.bench.paired import drawn_texts, paired
+from workbench.bench.shape.timing import figure
 from workbench.core.progress import quiet
 from workbench.core.tape import Tape
 from workbench.facade import load
@@ -37,6 +40,77 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
         tapes = list(held_out(model, length, count))
         with tempfile.TemporaryDirectory() as folder:
             yield from _length(model, theirs, tapes, length, Path(folder), repeats=1 if quick else 2)
+
+
+def measure_shape(
+    shape: str, *, device: str, quick: bool, dtype: str | None = None, seed: int = 0, trim: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Rows of a replay by a model of random weights.
+
+    Args:
+        shape: A published geometry, such as "4B".
+        device: Where to run.
+        quick: Shorter texts and fewer turns.
+        dtype: Weight type; default float32 on a CPU and bfloat16 on a GPU.
+        seed: Of the weights.
+        trim: Ids of a trimmed draft head, measured beside the whole one; None for none.
+
+    Yields:
+        Speeds, and the cost of a replay of every start in forwards over the same rows.
+    """
+    from workbench.model.shapes import random_model
+
+    model = random_model(shape, seed=seed, device=device, dtype=dtype, exact=False)
+    lengths = [256, 384] if quick else [2049] * 8
+    yield from measure_model(model, lengths, repeats=2 if quick else 7, trim=trim, shape=shape)
+
+
+def measure_model(
+    model: HybridModel, lengths: list[int], *, repeats: int, chunk: int = 512, trim: int | None = None, **facts: Any
+) -> Iterator[dict[str, Any]]:
+    """Rows of a replay of every start, written, by a model over drawn texts of these lengths, in the fast class.
+
+    Args:
+        model: The target with its head.
+        lengths: Tokens of every text.
+        repeats: Timed turns.
+        chunk: Tokens per forward and document.
+        trim: Ids of a trimmed draft head, measured beside the whole one; None for none.
+        facts: Go into every row.
+
+    Yields:
+        Speeds, and the cost in forwards over the same rows, turn by turn.
+    """
+    model.exact = False
+    tapes = drawn_texts(model.config.vocab_size, lengths)
+    rows = [n - 1 for n in lengths]
+    with tempfile.TemporaryDirectory() as folder:
+        runs = iter(range(1 << 30))
+
+        def written() -> None:
+            with quiet():
+                replay(model, tapes, out=Path(folder) / str(next(runs)), k_max=K_MAX, chunk=chunk, exact=False)
+
+        def trimmed_head() -> None:
+            model.trim_draft_vocab(range(trim or 0))
+            try:
+                written()
+            finally:
+                model.untrim_draft_vocab()
+
+        heads = {"whole head": written}
+        if trim is not None:
+            heads[f"head of {trim:,} ids"] = trimmed_head
+        arms: dict[str, Callable[[], Any]] = {"forward": lambda: forward_groups(model, tapes, rows, chunk)}
+        arms |= {f"replay, every start, written, {name}": call for name, call in heads.items()}
+        seconds = paired(arms, device=model.device, repeats=repeats, desc="replay")
+    kind = str(model.dtype).removeprefix("torch.")
+    facts |= {"mode": "fast", "chunk": chunk, "documents": len(tapes), "k_max": K_MAX, "dtype": kind}
+    for name, values in seconds.items():
+        yield figure(name, [sum(rows) / s for s in values], "tok/s", **facts)
+    for name in list(arms)[1:]:
+        ratios = [a / b for a, b in zip(seconds[name], seconds["forward"], strict=True)]
+        yield figure(f"cost of {name}, in forwards", ratios, "ratio", **facts)
 
 
 def _length(

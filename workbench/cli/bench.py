@@ -14,6 +14,7 @@ from workbench.core.errors import UserError
 
 GO_ON = "rows of finished measurements are kept where --out was given; run it again for the rest"
 OF_SHAPES = ("synthetic_acceptance", "context", "trim", "only", "dtype", "exact")  # options that go with --shape alone
+OF_OTHERS = {"extract": ("dtype",), "replay": ("dtype", "trim")}  # those of them that other benchmarks take than decode
 
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
@@ -23,13 +24,18 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         "bench",
         "Measure this machine; rows of one run were measured side by side and compare.\n\n"
-        "With --shape, decode measures a published geometry with random weights, where no checkpoint is needed:\n"
-        "bandwidth, plain and speculative decode at a given acceptance, phases of a round, long forwards, and\n"
-        "transformers on the same weights.",
+        "With --shape, decode, extract and replay measure a published geometry with random weights, where no\n"
+        "checkpoint is needed. decode: bandwidth, plain and speculative decode at a given acceptance, phases of a\n"
+        "round and their anatomy, long forwards, and transformers on the same weights. extract and replay: their\n"
+        "speed beside that of forwards over the same rows, in the fast class.",
         usage="[NAME]",
     )
     parser.add_argument(
-        "name", nargs="?", type=one_of(NAMES), metavar="NAME", help=f"one of {', '.join(NAMES)} (default: all)"
+        "name",
+        nargs="?",
+        type=one_of(NAMES),
+        metavar="NAME",
+        help=f"one of {', '.join(NAMES)} (default: all; decode with --shape)",
     )
     parser.add_argument(
         "--quick", action="store_true", help="small sizes: a trial of the benchmark, no numbers to quote"
@@ -50,26 +56,27 @@ def _add_shapes(parser: Parser) -> None:
     from workbench.bench.shape import ACCEPTANCE, PIECES
     from workbench.model.shapes import SHAPES
 
-    group = parser.add_argument_group("random weights in a published geometry, with `decode`")
+    group = parser.add_argument_group("random weights in a published geometry, with decode, extract or replay")
     group.add_argument("--shape", type=one_of(SHAPES), metavar="NAME", help=f"one of {', '.join(SHAPES)}")
     group.add_argument(
         "--synthetic-acceptance",
         type=reals,
         metavar="P,P",
-        help="chance that each draft slot stands, given that those before it do; the MTP head runs in full, only its "
-        f"pick is replaced (default: {','.join(map(str, ACCEPTANCE))}, an example)",
+        help="decode: share of rounds whose draft slots 1..j all stand, for each j, never rising; the MTP head runs in "
+        f"full, only its pick is replaced (default: {','.join(map(str, ACCEPTANCE))}, an example)",
     )
-    group.add_argument("--context", type=whole, metavar="N", help="tokens of the random prompt (default: 1024)")
-    group.add_argument("--trim", type=whole, metavar="N", help="also measure a draft head of N ids (default: none)")
-    group.add_argument(
-        "--only", type=pieces, metavar="NAME,NAME", help=f"pieces to measure, of {', '.join(PIECES)} (default: all)"
-    )
+    told = "decode: tokens of the random prompt (default: 1024)"
+    group.add_argument("--context", type=whole, metavar="N", help=told)
+    told = "decode, replay: also measure a draft head of N ids (default: none)"
+    group.add_argument("--trim", type=whole, metavar="N", help=told)
+    told = f"decode: pieces to measure, of {', '.join(PIECES)} (default: all)"
+    group.add_argument("--only", type=pieces, metavar="NAME,NAME", help=told)
     kinds = "{" + ",".join(DTYPES) + "}"
     told = "type of the weights (default: float32 on a CPU, bfloat16 on a GPU)"
     group.add_argument("--dtype", type=one_of(DTYPES), metavar=kinds, help=told)
     mode = group.add_mutually_exclusive_group()
     for flag, value, where in (("--exact", True, "CPU"), ("--fast", False, "GPU")):
-        text = f"{flag[2:]} numerics (default on a {where})"
+        text = f"decode: {flag[2:]} numerics (default on a {where})"
         mode.add_argument(flag, dest="exact", action="store_const", const=value, help=text)
 
 
@@ -94,28 +101,40 @@ def _rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     from workbench.bench import NAMES
     from workbench.bench import run as measure
 
-    out = None if args.out is None else Path(args.out)
     rows: list[dict[str, Any]] = []
     for name in [args.name] if args.name else NAMES:
-        rows += measure(name, out=out, threads=args.threads or "1,2", quick=args.quick, progress=not args.quiet)
+        rows += measure(name, threads=args.threads or "1,2", **_how(args))
     return rows
 
 
-def _shape_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
-    if args.name not in (None, "decode"):
-        raise UserError(
-            f"--shape goes with decode, not with {args.name!r}: write `workbench bench decode --shape NAME`"
-        )
-    import torch
+def _how(args: argparse.Namespace) -> dict[str, Any]:
+    out = None if args.out is None else Path(args.out)
+    return {"out": out, "quick": args.quick, "progress": not args.quiet}
 
-    from workbench.bench.shape import run_shape
+
+def _shape_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+    name = args.name or "decode"
+    if name != "decode" and name not in OF_OTHERS:
+        raise UserError(f"--shape goes with decode, extract and replay, not with {name!r}: leave it out, or name those")
+    given = {key: getattr(args, key) for key in (*OF_SHAPES, "seed", "device") if getattr(args, key) is not None}
+    taken = (*OF_OTHERS.get(name, OF_SHAPES), "seed", "device")
+    if strange := [key for key in given if key not in taken]:
+        flag = "fast" if args.exact is False and strange[0] == "exact" else strange[0].replace("_", "-")
+        raise UserError(f"--{flag} goes with `bench decode --shape`, not with {name!r}: leave it out")
+    import torch
 
     before = torch.get_num_threads()
     threads = before if args.threads is None else _one_number(args.threads)
-    given = {name: getattr(args, name) for name in (*OF_SHAPES, "seed", "out") if getattr(args, name) is not None}
+    if name != "decode":
+        from workbench.bench import run as measure
+
+        return measure(name, threads=(threads,), shape=args.shape, **_how(args), **given)
+    from workbench.bench.shape import run_shape
+
+    out = {} if args.out is None else {"out": args.out}
     torch.set_num_threads(threads)
     try:
-        return run_shape(args.shape, device=args.device, quick=args.quick, **given)
+        return run_shape(args.shape, quick=args.quick, **given, **out)
     finally:
         torch.set_num_threads(before)
 

@@ -111,6 +111,7 @@ class SetupTimes:
 
     Args:
         init: Building caches and policy state.
+        capture: Capturing CUDA graphs, seconds.
         prime: Prefill of the prompt through the target.
         drafter_fill: Filling the drafter's cache over the prompt.
         rounds: All rounds.
@@ -118,6 +119,7 @@ class SetupTimes:
     """
 
     init: float = 0.0
+    capture: float = 0.0
     prime: float = 0.0
     drafter_fill: float = 0.0
     rounds: float = 0.0

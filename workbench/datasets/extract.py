@@ -1,8 +1,9 @@
 """Anchor records of a corpus: every tape once through the target's funnel, in chunks, to Arrow shards.
 
-Legend: T rows of a chunk, R scored rows, N records, H hidden.
-Only rows that a record needs are scored, and nothing after the last of them is run. One tape is in flight at a time,
-with its cache and the rows its open records need; memory does not depend on the number of tapes.
+Documents run in groups, each from its own position, and only rows that a record needs are scored; nothing after the
+last of them is run. Records are made and written on a thread of its own, in the order of the corpus, while the next
+chunks run. What is held is the caches of one group, the rows its open records need, and records of documents that came
+before their turn, so memory does not depend on the number of tapes.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from workbench.core.errors import UserError
 from workbench.core.schemas import anchor_schema
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets.anchors import Anchors, anchor_positions, slot_mask
-from workbench.datasets.bfloat import to_bfloat16_bits
+from workbench.datasets.groups import batch_limit, plan_groups
 from workbench.datasets.norm import NORM_FILE, norm_bytes, norm_facts
 from workbench.datasets.options import ExtractOptions
+from workbench.datasets.passes import Passed, filled_records, run_group
 from workbench.datasets.provenance import as_corpus, check_tapes, new_manifest
-from workbench.datasets.shards import ShardDirectory, load_shards, plan_shards
-from workbench.datasets.topk import check_mass, check_rows, sparse_rows
+from workbench.datasets.shards import Part, ShardDirectory, in_order, load_shards, plan_shards
 from workbench.datasets.window import Filled, Window
 from workbench.model.hybrid import HybridModel
+from workbench.model.transfer import HostCopies
 
 if TYPE_CHECKING:
     import datasets
@@ -48,6 +49,7 @@ def extract(
     seed: int = ExtractOptions.seed,
     hidden_dtype: str = ExtractOptions.hidden_dtype,
     shard_rows: int = ExtractOptions.shard_rows,
+    batch: int | None = ExtractOptions.batch,
     exact: bool | None = None,
     resume: bool = True,
 ) -> datasets.Dataset:
@@ -70,6 +72,8 @@ def extract(
         seed: Seed of the choice of anchors; default 20260811.
         hidden_dtype: Type of the trunk rows, "bfloat16" (bits in uint16, rounded to nearest even) or "float32".
         shard_rows: Records after which a shard ends, at the end of a document; default 2,048.
+        batch: Documents that run together; None, the default, for one on a CPU, and on a GPU for as many as fill a
+            forward. In exact mode the bytes do not depend on it; in fast mode they do, at the level of rounding.
         exact: Numerical class; None for the model's own.
         resume: Go on with a directory that an equal run left; False refuses one that holds anything.
 
@@ -82,7 +86,7 @@ def extract(
 
     Source: DSpark anchor records, for which the target's row at p + j supervises slot j.
     """
-    options = ExtractOptions(gamma, top_k, temperature, anchors, chunk, seed, hidden_dtype, shard_rows)
+    options = ExtractOptions(gamma, top_k, temperature, anchors, chunk, seed, hidden_dtype, shard_rows, batch)
     options.check_vocabulary(model.config.vocab_size)
     corpus = as_corpus(tapes)
     check_tapes(model, corpus)
@@ -107,8 +111,11 @@ def extract(
             resume=resume,
         )
         with directory:
-            directory.fill(
-                lambda span, bar: _batches(model, corpus.tapes[span], options, schema, bar), sizes=fed, desc="extract"
+            directory.stream(
+                lambda documents, bar: _passes(model, corpus.tapes, documents, fed, options, bar),
+                lambda passes, documents: _parts(passes, corpus.tapes, documents, options, schema),
+                sizes=fed,
+                desc="extract",
             )
             directory.finish(
                 {"documents": len(corpus), "records": sum(rows), "tokens": corpus.n_tokens, "rows_run": sum(fed)}
@@ -149,78 +156,51 @@ def _anchors(tape: Tape, options: ExtractOptions) -> np.ndarray:
     return anchor_positions(tape, anchors=options.anchors, gamma=options.gamma, seed=options.seed)
 
 
-def _batches(
-    model: HybridModel, tapes: Sequence[Tape], options: ExtractOptions, schema: pa.Schema, bar: Any
-) -> Iterator[pa.RecordBatch]:
-    for tape in tapes:
-        for filled in run_tape(model, tape, _anchors(tape, options), options, bar):
-            yield _batch(tape, filled, options, schema)
+def _passes(
+    model: HybridModel,
+    tapes: Sequence[Tape],
+    documents: Sequence[int],
+    fed: Sequence[int],
+    options: ExtractOptions,
+    bar: Any,
+) -> Iterator[Passed]:
+    """Chunks of every group that holds a wanted document; the group runs whole, so that its rows are the same."""
+    wanted, copies = set(documents), HostCopies(model.device)
+    for group in plan_groups(fed, batch_limit(model, options.batch, options.chunk)):
+        if wanted.isdisjoint(group):
+            continue
+        members = [tapes[i] for i in group]
+        windows = [Window(_anchors(tape, options), options.gamma) for tape in members]
+        yield from run_group(model, group, members, windows, options, copies, bar)
 
 
-def run_tape(
-    model: HybridModel, tape: Tape, positions: np.ndarray, options: ExtractOptions, bar: Any = None
-) -> Iterator[Filled]:
-    """Run one tape through the funnel and hand out its records as they are completed.
-
-    Args:
-        model: The target.
-        tape: The document.
-        positions: Its anchors.
-        options: Slots, kept ids, temperature and chunk are read.
-        bar: Progress, counted in tokens; None for none.
-
-    Yields:
-        Completed records in order.
-
-    Raises:
-        NonFiniteError: A row of logits holds NaN or infinity; the message names document and position.
-        UserError: A trunk row is not finite, or the mass of a row is not one.
-    """
-    window = Window(positions, options.gamma)
-    cache = model.new_cache(capacity=window.end)
-    tokens_1T = torch.from_numpy(tape.tokens[: window.end].astype(np.int64))[None].to(model.device)
-    for start in range(0, window.end, options.chunk):
-        end = min(start + options.chunk, window.end)
-        scored, carriers = window.scored_in(start, end), window.carriers_in(start, end)
-        rows = model.forward(
-            tokens_1T[:, start:end], cache, logits=(scored - start).tolist() if len(scored) else "none"
-        )
-        kept = None
-        try:
-            if len(scored):
-                assert rows.logits_BTV is not None
-                check_rows(rows.logits_BTV[0], scored)
-                kept = sparse_rows(rows.logits_BTV[0], top_k=options.top_k, temperature=options.temperature)
-                check_mass(kept.probs, kept.tail, scored)
-        except UserError as error:
-            error.args = (f"document {tape.doc_id!r}: {error}",)
-            raise
-        hidden_NH = rows.trunk_BTH[0, torch.from_numpy(carriers - start).to(model.device)].float().cpu().numpy()
-        if not np.isfinite(hidden_NH).all():
-            bad = int(carriers[~np.isfinite(hidden_NH).all(-1)][0])
-            raise UserError(
-                f"document {tape.doc_id!r}: the trunk row of position {bad} is not finite: check the checkpoint's "
-                "weights and dtype (half precision overflows on real models)"
-            )
-        filled = window.add(end, scored, kept, hidden_NH)
-        if bar is not None:
-            bar.update(end - start)
-        if filled is not None:
-            yield filled
+def _parts(
+    passes: Iterator[Passed],
+    tapes: Sequence[Tape],
+    documents: Sequence[int],
+    options: ExtractOptions,
+    schema: pa.Schema,
+) -> Iterator[Part]:
+    """Records of the wanted documents, in their order."""
+    every = (
+        Part(document, _batch(tapes[document], filled, options, schema), last)
+        for passed in passes
+        for document, filled, last in filled_records(passed, tapes)
+    )
+    return in_order(every, documents)
 
 
 def _batch(tape: Tape, filled: Filled, options: ExtractOptions, schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
     n, at, slots = len(filled.positions), filled.positions, filled.slots
-    hidden = to_bfloat16_bits(filled.hidden_NH) if options.hidden_dtype == "bfloat16" else filled.hidden_NH
     values: dict[str, Any] = {
         "doc_id": [tape.doc_id] * n,
         "split": [tape.split] * n,
         "source": [tape.source] * n,
         "position": at.astype(np.int32),
         "prompt_len": np.full(n, tape.prompt_len, dtype=np.int32),
-        "hidden": hidden,
+        "hidden": filled.hidden_NH,
         "tokens": tape.tokens[at[:, None] + np.arange(options.gamma + 1)],
         "slot_mask": slot_mask(tape, at, options.gamma),
         "top_ids": slots.ids,

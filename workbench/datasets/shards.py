@@ -14,18 +14,61 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self, TypeVar
 
 from workbench.core.errors import CheckpointError, UserError
 from workbench.core.manifest import Manifest, git_state, sha256_file, sync_directory, write_atomic, write_json
 from workbench.core.progress import progress
+from workbench.datasets.background import Background
 from workbench.datasets.bits import settled
 
 if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
 
+T = TypeVar("T")
+
 BATCH_ROWS = 256  # rows held before they are written as one record batch
+
+
+class Part(NamedTuple):
+    """Rows of one document.
+
+    Args:
+        document: Its index.
+        batch: The rows.
+        last: No more of its rows come.
+    """
+
+    document: int
+    batch: pa.RecordBatch
+    last: bool
+
+
+def in_order(parts: Iterable[Part], documents: Sequence[int]) -> Iterator[Part]:
+    """The parts of some documents, document by document; others are dropped.
+
+    Args:
+        parts: In order within each document; documents may be mixed.
+        documents: Whose parts are wanted, in this order.
+
+    Yields:
+        Each part as soon as those before it are there; what comes early is held.
+    """
+    held: dict[int, list[Part]] = {document: [] for document in documents}
+    waiting = iter(documents)
+    now = next(waiting, None)
+    for part in parts:
+        if part.document in held:
+            held[part.document].append(part)
+        while now is not None and held[now]:
+            ready, held[now] = held[now], []
+            yield from ready
+            if not ready[-1].last:
+                break
+            del held[now]
+            now = next(waiting, None)
+    assert now is None, f"document {now} did not come to its end"
 
 
 def plan_shards(rows: Sequence[int], shard_rows: int) -> list[tuple[int, int]]:
@@ -195,6 +238,11 @@ class ShardDirectory:
         done = {shard["file"] for shard in self.manifest.shards}
         return [i for i in range(len(self.plan)) if self.name(i) not in done]
 
+    @property
+    def documents(self) -> list[int]:
+        """Documents of the shards that are still to be written."""
+        return [i for index in self.pending for i in range(*self.plan[index])]
+
     def write(self, index: int, batches: Iterable[pa.RecordBatch]) -> None:
         """Write one shard, holding at most a record batch of it in memory.
 
@@ -242,6 +290,47 @@ class ShardDirectory:
             for index, span in spans.items():
                 self.write(index, batches(span, bar))
 
+    def stream(
+        self,
+        items: Callable[[list[int], Any], Iterable[T]],
+        parts: Callable[[Iterator[T], list[int]], Iterable[Part]],
+        *,
+        sizes: Sequence[int],
+        desc: str,
+    ) -> None:
+        """Write every pending shard on a thread of its own while the next items are made.
+
+        Args:
+            items: Called with the documents that are not written yet and the bar, which it counts up; makes items.
+            parts: Called on the writing thread with the items in order and these documents; makes of the items the
+                documents' parts, in order.
+            sizes: Tokens to run per document.
+            desc: Name on the bar.
+
+        Raises:
+            UserError: A shard could not be written; finished ones stay.
+        """
+        documents = self.documents
+        todo = sum(sizes[i] for i in documents)
+        with progress(todo, desc=desc, unit="tok", enabled=None if todo else False) as bar:
+            if not documents:
+                return
+            with Background[T](lambda given: self._write_parts(parts(given, documents))) as writer:
+                for item in items(documents, bar):
+                    writer.put(item)
+
+    def _write_parts(self, parts: Iterable[Part]) -> None:
+        given = iter(parts)
+        for index in self.pending:
+            try:
+                self.write(index, _until(self.plan[index][1] - 1, given))
+            except OSError as error:
+                raise UserError(
+                    f"{self.out / self.name(index)} could not be written ({error}): finished shards are kept; make "
+                    "room there and run again to go on"
+                ) from error
+        assert next(given, None) is None, "every part belongs to a pending shard"
+
     def finish(self, counts: Mapping[str, int]) -> None:
         """Write what ``datasets.load_from_disk`` reads, and mark the directory complete.
 
@@ -270,6 +359,15 @@ class ShardDirectory:
             manifest.files[name] = sha256_file(write_json(self.out / name, value))
         manifest.counts, manifest.complete = dict(counts), True
         manifest.write(self.out)
+
+
+def _until(document: int, parts: Iterator[Part]) -> Iterator[pa.RecordBatch]:
+    """Rows of parts up to the end of a document."""
+    for part in parts:
+        yield part.batch
+        if part.last and part.document == document:
+            return
+    raise AssertionError(f"document {document} did not come to its end")
 
 
 class _Hashing:

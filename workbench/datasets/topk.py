@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.core.errors import NonFiniteError, UserError
-from workbench.model.hybrid import check_finite
+from workbench.core.errors import UserError
+from workbench.datasets.heads import row_error
+from workbench_kernels.sparse_topk import MOST, Sparse, sparse_topk
 
 MASS_TOLERANCE = 2e-5
 BLOCK_VALUES = 1 << 22  # logits turned to float64 at a time: 32 MiB
@@ -84,11 +85,32 @@ def sparse_rows(logits_RV: Tensor, *, top_k: int, temperature: float) -> SparseR
     Returns:
         The kept rows, on the host.
     """
+    return SparseRows(
+        *(column.cpu().numpy() for column in kept_columns(logits_RV, top_k=top_k, temperature=temperature))
+    )
+
+
+def kept_columns(logits_RV: Tensor, *, top_k: int, temperature: float) -> Sparse:
+    """What ``SparseRows`` holds, where the logits are.
+
+    A GPU reads every row once, by the op of the same name, for up to 64 ids; more, and on a CPU, by stock operations.
+
+    Args:
+        logits_RV: Logits, float32.
+        top_k: Ids to keep per row, 1 to V.
+        temperature: Of the probabilities, above 0.
+
+    Returns:
+        Columns on the logits' device.
+    """
+    if logits_RV.device.type == "cuda" and top_k <= MOST:
+        return sparse_topk(logits_RV, k=top_k, temperature=temperature)
     block = max(1, BLOCK_VALUES // logits_RV.shape[1])
-    return SparseRows.concat([_block(part, top_k, temperature) for part in logits_RV.split(block)])
+    parts = [_block(part, top_k, temperature) for part in logits_RV.split(block)]
+    return parts[0] if len(parts) == 1 else Sparse(*(torch.cat(columns) for columns in zip(*parts)))
 
 
-def _block(logits_RV: Tensor, top_k: int, temperature: float) -> SparseRows:
+def _block(logits_RV: Tensor, top_k: int, temperature: float) -> Sparse:
     values, ids = largest(logits_RV, top_k)
     x = logits_RV.double()
     peak = values[:, :1].double()
@@ -98,8 +120,7 @@ def _block(logits_RV: Tensor, top_k: int, temperature: float) -> SparseRows:
     probs = weight.gather(-1, ids) / total
     tail = weight.scatter_(-1, ids, 0.0).sum(-1) / total[:, 0]
     hot = peak[:, 0] / temperature + total[:, 0].log()
-    columns = (ids.to(torch.int32), values.float(), probs.float(), tail.float(), one.float(), hot.float())
-    return SparseRows(*(c.cpu().numpy() for c in columns))
+    return Sparse(ids.to(torch.int32), values.float(), probs.float(), tail.float(), one.float(), hot.float())
 
 
 def check_mass(probs_RK: np.ndarray, tail_R: np.ndarray, positions_R: Sequence[int] | np.ndarray) -> None:
@@ -122,17 +143,16 @@ def check_mass(probs_RK: np.ndarray, tail_R: np.ndarray, positions_R: Sequence[i
         )
 
 
-def check_rows(logits_RV: Tensor, positions_R: np.ndarray) -> None:
+def check_rows(extremes_R2: np.ndarray, positions_R: np.ndarray) -> None:
     """Refuse rows of logits that hold NaN or infinity, naming the first bad position.
 
     Args:
-        logits_RV: Rows of logits.
+        extremes_R2: As ``heads.extremes`` gives them.
         positions_R: Absolute position of every row.
 
     Raises:
         NonFiniteError: A row is not finite.
     """
-    try:
-        check_finite(logits_RV, 0)
-    except NonFiniteError as error:
-        check_finite(logits_RV[error.position :][:1], int(positions_R[error.position]))
+    bad = np.flatnonzero(~np.isfinite(extremes_R2).all(-1))
+    if len(bad):
+        raise row_error(float(extremes_R2[bad[0], 0]), int(positions_R[bad[0]]))

@@ -18,7 +18,7 @@ class Filled:
 
     Args:
         positions: Anchors [N].
-        hidden_NH: Trunk row h_{p-1} of every anchor.
+        hidden_NH: Trunk row h_{p-1} of every anchor, as it is stored.
         slots: Rows p..p+gamma-1 of every anchor, in order; N * gamma rows.
     """
 

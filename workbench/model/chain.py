@@ -1,24 +1,38 @@
-"""Chains of the MTP head from many start positions at once, over one sequence's true rows.
+"""Chains of the MTP head from many start positions at once, over the true rows of one sequence or of several.
 
 The chain at start p continues the pair in slot p - 1, a true row, with private rows in slots p, p + 1, ... that no
 other chain sees. Step j of every start runs together: attention over the true rows up to the start, plus the chain's
 own. In exact mode the bits are those of a live chain, which keeps all rows in one cache: key blocks are cut at the
-same slots and merged in the same order.
-Legend: P starts, N key/value heads, G query heads per key/value head, D head width, H hidden, S slots.
+same slots and merged in the same order. Nothing is read back from a GPU within a chain.
+Legend: P starts, N key/value heads, G query heads per key/value head, D head width, H hidden, S slots, J private rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, pad
 
 from workbench.cache.kv import BLOCK, KVPlane
+from workbench.core.errors import CapabilityError
 from workbench.model.attention import NEG, attend_chain
 from workbench.model.hybrid import HybridModel
 from workbench.model.ops import Numerics, mapped
+from workbench.model.transfer import upload
+from workbench_kernels.verify_attention import replay_attention
+
+PRIVATE = 8  # private rows that a device makes room for at first
+
+
+class Chains(Protocol):
+    """Private rows of the chains of one sequence."""
+
+    def attend(self, q_PNGD: Tensor, k_PND: Tensor, v_PND: Tensor, step: int, num: Numerics) -> Tensor:
+        """Take each chain's row of a step and attend from it, [P, N*G*D]."""
 
 
 class ChainBatch:
@@ -26,22 +40,28 @@ class ChainBatch:
 
     Args:
         model: The target with its head.
-        plane: True rows of the head's cache, of one sequence; slots below the largest start must be filled.
+        plane: True rows of the head's cache; slots below the largest start of a sequence must be filled.
         starts: Start positions p, each with its true rows in slots 0..p-1.
+        sequences: The sequence of the plane that each start belongs to, those of one side by side; None for the first.
+
+    Raises:
+        CapabilityError: The model is exact and on a GPU, where chains of many starts are not those of a live chain bit
+            for bit.
     """
 
-    def __init__(self, model: HybridModel, plane: KVPlane, starts: Sequence[int]) -> None:
+    def __init__(
+        self, model: HybridModel, plane: KVPlane, starts: Sequence[int], *, sequences: Sequence[int] | None = None
+    ) -> None:
         self.model, self.plane = model, plane
-        self.starts = torch.tensor(list(starts), device=model.device)
-        self.steps = 0
-        top = int(self.starts.max())
-        if model.exact:
-            self.blocks = [_Group(plane, m, rows) for m, rows in _by_block(self.starts)]
-            return
-        k, v = plane.rows(0, top)
-        self.shared = (k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0))
-        self.seen = torch.arange(top, device=model.device) < self.starts[:, None]
-        self.private: list[tuple[Tensor, Tensor]] = []
+        self.starts = upload(starts, model.device)
+        self.steps, self.top = 0, max(starts)
+        make = chains_for(model)
+        self.parts: list[tuple[slice, Chains]] = []
+        places = range(len(starts))
+        for b, members in groupby(places, key=lambda i: 0 if sequences is None else sequences[i]):
+            group = list(members)
+            part = slice(group[0], group[-1] + 1)
+            self.parts.append((part, make(plane, b, self.starts[part], max(starts[part]))))
 
     @torch.no_grad()
     def step(self, tokens_P: Tensor, carrier_PH: Tensor) -> Tensor:
@@ -59,19 +79,78 @@ class ChainBatch:
         assert mtp is not None
         num = model.numerics
         slots = self.starts + self.steps
-        cos, sin = model.rotary.table(int(slots.max()) + 1, model.device)
+        cos, sin = model.rotary.table(self.top + self.steps + 1, model.device)
         x, h = mtp.enter(embedding(tokens_P, model.embed).unsqueeze(0), carrier_PH.unsqueeze(0), num)
         q, k, v, gate = mtp.attention.project(h, model.rotary, cos[slots].unsqueeze(0), sin[slots].unsqueeze(0), num)
-        if model.exact:
-            out = torch.empty_like(gate)
-            for group in self.blocks:
-                at = group.rows
-                out[0, at] = group.attend(q[0, at], k[0, at], v[0, at], slots[at], num)
-        else:
-            self.private.append((k, v))
-            out = attend_chain(q, *self.shared, self.seen, self.private)
+        outs = [chains.attend(q[0, part], k[0, part], v[0, part], self.steps, num) for part, chains in self.parts]
+        out = outs[0] if len(outs) == 1 else torch.cat(outs)
         self.steps += 1
-        return mtp.after(x, mtp.attention.finish(out, gate, num), num)[0]
+        return mtp.after(x, mtp.attention.finish(out.unsqueeze(0), gate, num), num)[0]
+
+
+def chains_for(model: HybridModel) -> type[ExactChains] | type[FastChains] | type[DeviceChains]:
+    """How a model's chains keep their rows, by its numerical class and device."""
+    if model.device.type == "cpu":
+        return ExactChains if model.exact else FastChains
+    if model.exact:
+        raise CapabilityError(
+            "exact=True is not valid for chains of many starts on a GPU, which merge keys in another order than a "
+            "live chain: use exact=False, or device='cpu'"
+        )
+    return DeviceChains
+
+
+class FastChains:
+    """By stock operations: the scores of all true rows, masked, beside those of the private rows."""
+
+    def __init__(self, plane: KVPlane, b: int, starts: Tensor, top: int) -> None:
+        k, v = plane.rows(b, top)
+        self.shared = (k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0))
+        self.seen = torch.arange(top, device=starts.device) < starts[:, None]
+        self.private: list[tuple[Tensor, Tensor]] = []
+
+    def attend(self, q_PNGD: Tensor, k_PND: Tensor, v_PND: Tensor, step: int, num: Numerics) -> Tensor:
+        """Take each chain's row of a step and attend from it, [P, N*G*D]."""
+        self.private.append((k_PND.unsqueeze(0), v_PND.unsqueeze(0)))
+        return attend_chain(q_PNGD.unsqueeze(0), *self.shared, self.seen, self.private)[0]
+
+
+class DeviceChains:
+    """By the op of the same purpose: true rows are read where they lie, private rows from one tensor."""
+
+    impl: str | None = None  # of the op; None goes by the device
+
+    def __init__(self, plane: KVPlane, b: int, starts: Tensor, top: int) -> None:
+        self.k_NSD, self.v_NSD, self.starts = plane.k_BNSD[b], plane.v_BNSD[b], starts.int()
+        p, n, d = len(starts), self.k_NSD.shape[0], self.k_NSD.shape[2]
+        self.own_k = self.k_NSD.new_zeros(p, PRIVATE, n, d)
+        self.own_v = torch.zeros_like(self.own_k)
+
+    def attend(self, q_PNGD: Tensor, k_PND: Tensor, v_PND: Tensor, step: int, num: Numerics) -> Tensor:
+        """Take each chain's row of a step and attend from it, [P, N*G*D]."""
+        if step == self.own_k.shape[1]:
+            self.own_k, self.own_v = (torch.cat([x, torch.zeros_like(x)], 1) for x in (self.own_k, self.own_v))
+        self.own_k[:, step], self.own_v[:, step] = k_PND, v_PND
+        return replay_attention(
+            q_PNGD.contiguous(), self.k_NSD, self.v_NSD, self.starts, self.own_k, self.own_v, steps=step + 1,
+            impl=self.impl,
+        )  # fmt: skip
+
+
+class ExactChains:
+    """By key blocks merged in order, starts grouped by the whole blocks of true rows before them."""
+
+    def __init__(self, plane: KVPlane, b: int, starts: Tensor, top: int) -> None:
+        self.starts = starts
+        self.groups = [_Group(plane, m, rows, b) for m, rows in _by_block(starts)]
+
+    def attend(self, q_PNGD: Tensor, k_PND: Tensor, v_PND: Tensor, step: int, num: Numerics) -> Tensor:
+        """Take each chain's row of a step and attend from it, [P, N*G*D]."""
+        slots, out = self.starts + step, q_PNGD.new_empty(len(q_PNGD), q_PNGD[0].numel())
+        for group in self.groups:
+            at = group.rows
+            out[at] = group.attend(q_PNGD[at], k_PND[at], v_PND[at], slots[at], num)
+        return out
 
 
 def _by_block(starts: Tensor) -> list[tuple[int, Tensor]]:
@@ -83,20 +162,20 @@ def _by_block(starts: Tensor) -> list[tuple[int, Tensor]]:
 class _Group:
     """Starts whose true rows fill the same m whole key blocks; the block after them is private, and one more."""
 
-    def __init__(self, plane: KVPlane, m: int, rows: Tensor) -> None:
+    def __init__(self, plane: KVPlane, m: int, rows: Tensor, b: int) -> None:
         self.m, self.rows = m, rows
-        n, _, d = plane.k_BNSD.shape[1:]
-        self.k_shared = plane.k_BNSD[0, :, : m * BLOCK].reshape(n * m, BLOCK, d)
-        self.v_shared = plane.v_BNSD[0, :, : m * BLOCK].reshape(n * m, BLOCK, d)
-        held = plane.k_BNSD.shape[2]
+        k_NSD, v_NSD = plane.k_BNSD[b], plane.v_BNSD[b]
+        n, held, d = k_NSD.shape
+        self.k_shared = k_NSD[:, : m * BLOCK].reshape(n * m, BLOCK, d)
+        self.v_shared = v_NSD[:, : m * BLOCK].reshape(n * m, BLOCK, d)
         tail = slice(m * BLOCK, min((m + 1) * BLOCK, held))
         width = tail.stop - tail.start
-        self.k_tail = plane.k_BNSD.new_zeros(len(rows), n, 2 * BLOCK, d)
+        self.k_tail = k_NSD.new_zeros(len(rows), n, 2 * BLOCK, d)
         self.v_tail = torch.zeros_like(self.k_tail)
         if width > 0:
             # rows past a start are other chains' business: they are overwritten or masked, and finite
-            self.k_tail[:, :, :width] = plane.k_BNSD[0, :, tail]
-            self.v_tail[:, :, :width] = plane.v_BNSD[0, :, tail]
+            self.k_tail[:, :, :width] = k_NSD[:, tail]
+            self.v_tail[:, :, :width] = v_NSD[:, tail]
 
     def attend(self, q_PNGD: Tensor, k_PND: Tensor, v_PND: Tensor, slots_P: Tensor, num: Numerics) -> Tensor:
         """Write each chain's row into its slot and attend from it, [P, N*G*D]."""

@@ -186,12 +186,16 @@ class TrimmedDrafts(nn.Module):
             )
         return write_draft_vocab(Path(path), self._trim[0], self.embed if self.head is None else self.head)
 
+    def unembed_by(self, normed_BTH: Tensor, weight_DH: Tensor) -> Tensor:
+        """Logits [B, T, D] in float32 of rows that carry the final norm, by other rows of a head than the target's."""
+        return self._logits(normed_BTH, normed_BTH.shape[1], weight_DH)
+
     def unembed_draft(self, normed_BTH: Tensor) -> Tensor:
         """Draft logits [B, T, V] in float32 of rows that ``draft`` gave; -inf for ids that the trimmed head lacks."""
         head = self.draft_head
         if head is None:
             return self.unembed(normed_BTH)
-        rows_BTD = self._logits(normed_BTH, normed_BTH.shape[1], head.weight_DH)
+        rows_BTD = self.unembed_by(normed_BTH, head.weight_DH)
         out_BTV = rows_BTD.new_full((*rows_BTD.shape[:2], head.vocab_size), float("-inf"))
         return out_BTV.index_copy_(2, head.ids_D, rows_BTD)
 

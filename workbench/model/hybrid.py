@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from workbench.cache.hybrid import HybridCache
 from workbench.cache.kv import AttentionPlane
 from workbench.cache.recurrent import RecurrentPlane
-from workbench.core.errors import CapabilityError, NonFiniteError, UserError, check_choice, check_int
+from workbench.core.errors import CapabilityError, UserError, check_choice, check_int
 from workbench.model import describe, kernel_forward, kernel_path
 from workbench.model.attention import GatedAttention
+from workbench.model.checks import check_ids, check_request
 from workbench.model.config import LINEAR, ModelConfig
 from workbench.model.delta import GatedDeltaNet
 from workbench.model.draft_head import TrimmedDrafts
@@ -291,30 +292,12 @@ class HybridModel(TrimmedDrafts):
             return x_BTH
         return widen(x_BTH[0], num.rows(t)).unsqueeze(0)
 
-    def check_ids(self, tokens_BT: Tensor) -> None:
-        """Refuse token ids outside the vocabulary, in a sentence that names the first."""
-        if tokens_BT.numel() == 0:
-            raise UserError("no tokens were given: at least one token id is needed")
-        low, high = int(tokens_BT.min()), int(tokens_BT.max())
-        if low < 0 or high >= self.config.vocab_size:
-            bad = low if low < 0 else high
-            raise UserError(f"token id {bad} is out of range: this model's ids are 0 to {self.config.vocab_size - 1}")
-
     def _embedded(self, tokens_BT: Tensor) -> Tensor:
         try:
             return torch.nn.functional.embedding(tokens_BT, self.embed)
         except IndexError:
-            self.check_ids(tokens_BT)
+            check_ids(tokens_BT, self.config.vocab_size)
             raise
-
-    def _check_request(self, logits: str | Sequence[int], taps: Sequence[int], t: int) -> None:
-        if isinstance(logits, str):
-            check_choice("logits", logits, ("all", "last", "none"), hint="or give row indices")
-        elif any(not -t <= int(row) < t for row in logits):
-            raise UserError(f"logits={list(logits)!r} is not valid: this forward has rows 0 to {t - 1}")
-        if any(not 0 <= int(layer) < self.config.num_layers for layer in taps):
-            last = self.config.num_layers - 1
-            raise UserError(f"taps={list(taps)!r} is not valid: this model's layers are 0 to {last}")
 
     @torch.no_grad()
     def forward(
@@ -325,6 +308,7 @@ class HybridModel(TrimmedDrafts):
         counts: Sequence[int] | None = None,
         logits: str | Sequence[int] = "all",
         taps: Sequence[int] = (),
+        checked: bool = False,
     ) -> Rows:
         """Run T tokens per sequence at the cache's position and append their rows.
 
@@ -334,6 +318,7 @@ class HybridModel(TrimmedDrafts):
             counts: Valid tokens per sequence; None for T each.
             logits: "all", "last" (the last valid row of each sequence), "none", or row indices.
             taps: Layers whose output rows to return.
+            checked: The ids are known to be of the vocabulary, so that a GPU need not be waited for to check them.
 
         Returns:
             Trunk rows, normed rows, the requested logits in float32 and taps.
@@ -344,10 +329,11 @@ class HybridModel(TrimmedDrafts):
         b, t = tokens_BT.shape
         lengths = list(cache.lengths)
         n = [t] * b if counts is None else list(counts)
-        self._check_request(logits, taps, t)
+        check_request(logits, taps, rows=t, layers=self.config.num_layers)
         num = self.numerics
         if self.through_kernels:
-            self.check_ids(tokens_BT)
+            if not checked:
+                check_ids(tokens_BT, self.config.vocab_size)
             cache.admit(tokens_BT, n)
             batch = kernel_forward.Batch(lengths, n, t, self.device)
             x, normed, tapped = kernel_forward.forward(self, tokens_BT, cache, batch, taps=taps)
@@ -434,6 +420,7 @@ class HybridModel(TrimmedDrafts):
         *,
         counts: Sequence[int] | None = None,
         probe: Callable[[str], None] | None = None,
+        checked: bool = False,
     ) -> Tensor:
         """Run T pairs through the MTP head at the draft cache's position.
 
@@ -443,6 +430,7 @@ class HybridModel(TrimmedDrafts):
             cache: From ``new_draft_cache``.
             counts: Valid pairs per sequence; None for T each.
             probe: Called with "glue", "attention" and "ffn" when that part has been issued.
+            checked: As of ``forward``.
 
         Returns:
             Next carriers [B, T, H]; ``unembed_draft`` turns them into draft logits.
@@ -462,7 +450,8 @@ class HybridModel(TrimmedDrafts):
         num, plane = self.numerics, cache.planes[0]
         assert isinstance(plane, AttentionPlane)
         if self.through_kernels:
-            self.check_ids(tokens_BT)
+            if not checked:
+                check_ids(tokens_BT, self.config.vocab_size)
             cache.admit(tokens_BT, n)
             batch = kernel_forward.Batch(lengths, n, t, self.device)
             out = kernel_forward.draft(self, tokens_BT, carrier_BTH, plane, batch, probe)
@@ -488,21 +477,3 @@ class HybridModel(TrimmedDrafts):
         from workbench.model.weights.save import save_model
 
         return save_model(self, Path(path))
-
-
-def check_finite(logits_TV: Tensor, first: int) -> None:
-    """Refuse a block of logits rows that holds NaN or infinity, naming the first bad position.
-
-    Args:
-        logits_TV: Rows of logits.
-        first: Absolute position of row 0.
-
-    Raises:
-        NonFiniteError: A row is not finite.
-    """
-    sums = logits_TV.sum(-1)
-    if bool(torch.isfinite(sums).all()):
-        return
-    for i, row in enumerate(logits_TV):
-        if not bool(torch.isfinite(row).all()):
-            raise NonFiniteError(first + i, "NaN" if bool(row.isnan().any()) else "infinity")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
@@ -18,6 +19,7 @@ from workbench.cache.recurrent import DeltaInputs, RecurrentPlane
 from workbench.model import kernel_path
 from workbench.model.attention import GatedAttention
 from workbench.model.delta import GatedDeltaNet
+from workbench.model.transfer import upload
 
 if TYPE_CHECKING:
     from workbench.model.hybrid import HybridModel
@@ -28,7 +30,7 @@ class Batch:
 
     Args:
         lengths: Rows each sequence held before.
-        counts: Valid rows of each.
+        counts: Valid rows of each, 0 to T.
         t: Rows of each, padding included.
         device: Where the forward runs.
     """
@@ -36,9 +38,8 @@ class Batch:
     def __init__(self, lengths: Sequence[int], counts: Sequence[int], t: int, device: torch.device) -> None:
         self.lengths, self.counts, self.t, self.device = list(lengths), list(counts), t, device
         ragged = any(n != t for n in counts)
-        both = torch.tensor([self.lengths, self.counts], dtype=torch.int32).to(device, non_blocking=True)
-        self.lengths_B, counts_B = both.unbind(0)
-        self.counts_B = counts_B.contiguous() if ragged else None
+        both_2B = upload(np.array([self.lengths, self.counts], np.int32), device)
+        self.lengths_B, self.counts_B = both_2B[0], both_2B[1] if ragged else None
 
     @property
     def longest(self) -> int:
@@ -142,7 +143,7 @@ def _attend(
             if n:
                 base = plane.oldest(at) // BLOCK * BLOCK
                 k, v = (x.unsqueeze(0).contiguous() for x in plane.read(b, base, at + n))
-                here = torch.tensor([at - base], dtype=torch.int32, device=q_BTNGD.device)
+                here = upload(np.array([at - base], np.int32), q_BTNGD.device)
                 q, gate = q_BTNGD[b : b + 1, :n].contiguous(), gate_BTQ[b : b + 1, :n].contiguous()
                 out[b, :n] = kernel_path.attend_few(q, k, v, here, gate, window=plane.window)[0]
         return out

@@ -7,6 +7,7 @@ and written once. Logits, activations and launches are not counted. Legend: T ro
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from workbench.model.config import FULL, LINEAR, ModelConfig
 from workbench.model.weights.names import parameter_table
@@ -111,16 +112,16 @@ def forward_products(config: ModelConfig, *, rows: int, context: int = 0, logits
     return 2 * (rows * matrices + logits * config.vocab_size * config.hidden_size + attention + delta)
 
 
-def expected_emitted(acceptance: tuple[float, ...]) -> float:
-    """Tokens a round emits on average when slot j stands with the given chance, once those before it stand.
+def expected_emitted(joint: Sequence[float]) -> float:
+    """Tokens a round emits on average at a joint acceptance.
 
     Args:
-        acceptance: Chance of every slot, given the slots before it.
+        joint: Share of all rounds in which slots 1..j were accepted, for every slot j.
 
     Returns:
-        One, the bonus, plus the sum over slots of the product of the chances up to it.
+        One, the bonus, plus the sum of the shares.
     """
-    return 1.0 + sum(math.prod(acceptance[: j + 1]) for j in range(len(acceptance)))
+    return 1.0 + sum(joint)
 
 
 def _kv_row(config: ModelConfig) -> int:

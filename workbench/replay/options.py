@@ -46,6 +46,8 @@ class ReplayOptions:
         ranks: Record the rank and the log-probability that the target gives every draft, and the drafter's own.
         overlap: Temperatures of 1 - ||p - q||_1 / 2 at the first slot; none by default. It says what that slot accepts
             by the ratio rule at one start, and is never multiplied along a chain.
+        batch: Documents that run together; None for one on a CPU, and on a GPU for as many as fill a forward. Draws and
+            ranks go document by document.
     """
 
     k_max: int = 8
@@ -69,6 +71,7 @@ class ReplayOptions:
     target: bool = False
     ranks: bool = False
     overlap: tuple[float, ...] = ()
+    batch: int | None = None
 
     def __post_init__(self) -> None:
         check_int("k_max", self.k_max, low=1, high=BLOCK, hint="one chain fits two key blocks")
@@ -83,6 +86,10 @@ class ReplayOptions:
         check_int("shadow", self.shadow, low=0, high=SHADOW_LIMIT, hint="0 records none")
         object.__setattr__(self, "overlap", temperatures(self.overlap))
         object.__setattr__(self, "logit_bias", self.shaping().logit_bias)
+        if self.batch is not None and check_int("batch", self.batch, low=1) > 1 and (self.ranks or not self.plain):
+            raise UserError(
+                f"batch={self.batch} is not valid with draws or ranks, which go document by document: leave batch out"
+            )
 
     def shaping(self) -> Shaping:
         """How logits become a law."""
@@ -116,7 +123,19 @@ class ReplayOptions:
 
     def key(self) -> dict[str, Any]:
         """JSON-ready mapping for a manifest."""
-        names = ("k_max", "stride", "chunk", "carrier", "shard_rows", "seed", "forced", "shadow", "target", "ranks")
+        names = (
+            "k_max",
+            "stride",
+            "chunk",
+            "carrier",
+            "shard_rows",
+            "seed",
+            "forced",
+            "shadow",
+            "target",
+            "ranks",
+            "batch",
+        )
         more = {"overlap": list(self.overlap), "shaping": self.shaping().key()}
         return {name: getattr(self, name) for name in names} | more
 

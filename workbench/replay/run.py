@@ -1,10 +1,11 @@
-"""One tape through the target and, from every start at once, through the drafter.
+"""Tapes through the target and, from every start at once, through the drafter.
 
 The row of position p holds what the target says after x_p, and the chain that the drafter proposes when x_p is
 pending: a function of the tokens up to p alone, since true rows do not depend on where rounds begin. Under sampling it
 is one of the noise too, which belongs to positions. The forced chain is fed the tape's tokens instead of its own.
-Optional columns are made from the same slices of logits; see ``groups``.
-Legend: T rows of a chunk, P starts, H hidden, V vocabulary, K slots.
+Documents may run together, each from its own position; a chunk's columns are read from the device by whoever asks for
+them, so that the next chunk can be issued before.
+Legend: B documents of a group, T rows of a chunk, R rows of all of them, P starts, H hidden, K slots, S tokens.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from torch import Tensor
 from workbench.cache.kv import KVPlane
 from workbench.core.errors import UserError
 from workbench.core.tape import Tape, first_pending
-from workbench.model.chain import ChainBatch
-from workbench.model.hybrid import HybridModel, check_finite
+from workbench.datasets.groups import chunk_counts
+from workbench.datasets.heads import head_slices, row_error
+from workbench.datasets.passes import flat_places, padded_tokens, reserve
+from workbench.model.checks import check_ids
+from workbench.model.hybrid import HybridModel
+from workbench.model.transfer import HostCopies, Landing, upload
+from workbench.replay.chains import Job, forced_chains, own_chains, score_rows
 from workbench.replay.draws import TapeDraws
-from workbench.replay.groups import Ranks, log_probs, overlaps, shadow, token_probs, two_best
+from workbench.replay.groups import Ranks
 from workbench.replay.options import ReplayOptions
-from workbench.sampling.pick import margins, picks
-
-HEAD_VALUES = 1 << 24  # logits held at a time
-WIDE = ("nll", "draft_top1", "target_p", "forced_q")  # columns that may be stored in float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +57,184 @@ class Chunk:
     trunk: Tensor
 
 
-def head_slices(model: HybridModel, normed_TH: Tensor, *, draft: bool = False) -> Iterator[tuple[slice, Tensor]]:
-    """Logits of rows, the target's or the drafter's, in slices that bound memory whatever the vocabulary."""
-    unembed = model.unembed_draft if draft else model.unembed
-    step = max(16, HEAD_VALUES // model.config.vocab_size)
-    for lo in range(0, normed_TH.shape[0], step):
-        part = slice(lo, min(lo + step, normed_TH.shape[0]))
-        yield part, unembed(normed_TH[part].unsqueeze(0))[0]
+@dataclass(frozen=True, eq=False)
+class Passed:
+    """One chunk of a group, its columns still on their way.
+
+    Args:
+        documents: Index of every document, [B].
+        lengths: Tokens of every document, [B].
+        first: Position of the chunk.
+        counts: Rows of every document, [B].
+        starts: Where its chains start, [B].
+        row_names: Columns that belong to rows; the others belong to starts.
+        landing: Columns of all rows and of all starts, document after document.
+        normed_RH: Final-normed rows.
+        trunk_RH: Trunk rows.
+        options: What is recorded.
+        chains: Whether chains are.
+    """
+
+    documents: Sequence[int]
+    lengths: Sequence[int]
+    first: int
+    counts: Sequence[int]
+    starts: Sequence[Sequence[int]]
+    row_names: Sequence[str]
+    landing: Landing
+    normed_RH: Tensor
+    trunk_RH: Tensor
+    options: ReplayOptions
+    chains: bool
+
+    def chunks(self) -> Iterator[tuple[int, Chunk, bool]]:
+        """Wait for the columns.
+
+        Yields:
+            Index of a document, its rows, and whether they are its last.
+
+        Raises:
+            NonFiniteError: A row of logits holds NaN or infinity.
+        """
+        columns = self.landing.arrays()
+        r = p = 0
+        for document, length, count, starts in zip(self.documents, self.lengths, self.counts, self.starts, strict=True):
+            rows, chains = slice(r, r + count), slice(p, p + len(starts))
+            r, p = rows.stop, chains.stop
+            if not count:
+                continue
+            scored = {name: columns[name][rows] for name in self.row_names}
+            _check(scored.pop("extremes"), range(self.first, self.first + count))
+            if self.chains:
+                found = {name: x[chains] for name, x in columns.items() if name not in self.row_names}
+                scored |= _placed(self.first, count, length, starts, found, self.options)
+            target_id, margin, nll = (scored.pop(name) for name in ("target_id", "target_margin", "nll"))
+            chunk = Chunk(
+                self.first, target_id, margin, nll, scored, normed=self.normed_RH[rows], trunk=self.trunk_RH[rows]
+            )
+            yield document, chunk, self.first + count == length - 1
+
+
+def _check(extremes_R2: np.ndarray, positions: Sequence[int]) -> None:
+    """Refuse rows that hold NaN or infinity."""
+    for i in np.flatnonzero(~np.isfinite(extremes_R2).all(-1)).tolist():
+        raise row_error(float(extremes_R2[i, 0]), positions[i])
+
+
+def _placed(
+    first: int, t: int, length: int, starts: Sequence[int], found: dict[str, np.ndarray], options: ReplayOptions
+) -> dict[str, np.ndarray]:
+    """Columns of chains in the rows of their starts, empty elsewhere; slots past the end of the tape stay empty."""
+    kinds = {column.name: column for column in options.columns() if column.per != "row"}
+    columns = {name: column.empty(t) for name, column in kinds.items()}
+    if not starts:
+        return columns
+    at = np.array(starts)
+    for name in ("draft_extremes", "forced_extremes"):
+        if (extremes_PW := found.pop(name, None)) is not None:
+            for slot in range(options.k_max):
+                _check(extremes_PW[:, 2 * slot : 2 * slot + 2], (at + slot).tolist())
+    known_PK = at[:, None] + 1 + np.arange(options.k_max) < length
+    for name, values_PW in found.items():
+        column, kind = columns[name], kinds[name]
+        known_PW = known_PK.repeat(kind.width // options.k_max, 1) if kind.per == "slot" else known_PK[:, :1]
+        column[at - first] = np.where(known_PW, values_PW, column[at - first])
+    return columns
+
+
+@torch.inference_mode()
+def run_group(
+    model: HybridModel,
+    tapes: Sequence[Tape],
+    options: ReplayOptions,
+    copies: HostCopies,
+    *,
+    documents: Sequence[int] = (0,),
+    sequence: int = 0,
+    chains: bool = True,
+    cache: Mapping[str, Any] | None = None,
+) -> Iterator[Passed]:
+    """Run documents together in chunks, waiting for nothing but what draws and optional columns read.
+
+    Args:
+        model: The target with its head.
+        tapes: The documents, of at least two tokens and ids of the vocabulary; one when tokens are drawn.
+        options: Slots, stride, chunk, carrier, shaping and seed.
+        copies: Brings columns to the host.
+        documents: Their indices; default (0,).
+        sequence: The tape's random stream under the seed; default 0.
+        chains: Draft; False only scores.
+        cache: How the target keeps its rows, as arguments of ``new_cache``; None for dense and all of them.
+
+    Yields:
+        Chunks in order, covering positions 0..len-2 of every document.
+    """
+    lengths, b = [len(tape) for tape in tapes], len(tapes)
+    assert b == 1 or options.plain, "draws go document by document"
+    draws = None if options.plain else TapeDraws(tapes[0].tokens, options, sequence)
+    state = model.new_cache(batch=b, capacity=max(lengths), widest=options.chunk, **(cache or {}))
+    draft_cache = model.new_draft_cache(batch=b, capacity=max(lengths)) if chains else None
+    for made in (state, draft_cache):
+        reserve(made.planes if made is not None else (), max(lengths))
+    tokens_BS = upload(padded_tokens(tapes, lengths), model.device)
+    fed = [n - 1 for n in lengths]
+    last: Tensor | None = None
+    for lo in range(0, max(fed), options.chunk):
+        counts = chunk_counts(fed, lo, options.chunk)
+        t = max(counts)
+        rows = model.forward(tokens_BS[:, lo : lo + t], state, counts=counts, logits="none", checked=True)
+        every = [np.arange(n) for n in counts]
+        normed, trunk = (_picked(x, every) for x in (rows.normed_BTH, rows.trunk_BTH))
+        following = _picked(tokens_BS[:, lo + 1 : lo + 1 + t].unsqueeze(-1), every)[:, 0]
+        if draws is not None:
+            draws.prepare(lo + 1, t + options.k_max, model.config.vocab_size, model.device)
+        columns = score_rows(model, normed, following, lo, draws, options)
+        names, starts = (
+            tuple(columns),
+            [[] for _ in tapes] if draft_cache is None else _starts(tapes, lo, counts, options),
+        )
+        if draft_cache is not None:
+            carriers = model.carrier(rows, options.carrier)
+            known = carriers if last is None else torch.cat([last, carriers], 1)
+            last = carriers[:, -1:]  # of a document that ended earlier it means nothing, and is not used
+            begin = max(lo, 1)  # the pair of position p needs the row before it
+            pairs = [max(lo + n - begin, 0) for n in counts]
+            if max(pairs):
+                end = begin + max(pairs)
+                hidden = model.draft(
+                    tokens_BS[:, begin:end], known[:, : end - begin], draft_cache, counts=pairs, checked=True
+                )
+                if any(starts):
+                    plane = draft_cache.planes[0]
+                    assert isinstance(plane, KVPlane)
+                    flat = [p for each in starts for p in each]
+                    of = [i for i, each in enumerate(starts) for _ in each]
+                    carrier = _picked(hidden, [np.array(each, np.int64) - begin for each in starts])
+                    at = _picked(rows.normed_BTH, [np.array(each, np.int64) - lo for each in starts])
+                    job = Job(model, plane, carrier, at, flat, of, options, draws)
+                    columns |= own_chains(job)
+                    if options.forced:
+                        columns |= forced_chains(job, [tape.tokens for tape in tapes])
+        landing = copies.send(columns)
+        yield Passed(documents, lengths, lo, counts, starts, names, landing, normed, trunk, options, chains)
+
+
+def _picked(x_BTH: Tensor, places: Sequence[np.ndarray]) -> Tensor:
+    """Rows of every document, document after document; a view where they are all rows of the only one."""
+    if len(places) == 1 and len(places[0]) == x_BTH.shape[1]:
+        return x_BTH[0]
+    return x_BTH.flatten(0, 1)[upload(flat_places(places, x_BTH.shape[1]), x_BTH.device)]
+
+
+def _starts(tapes: Sequence[Tape], lo: int, counts: Sequence[int], options: ReplayOptions) -> list[list[int]]:
+    """Where chains start among the rows of a chunk."""
+    found = []
+    for tape, n in zip(tapes, counts, strict=True):
+        base = first_pending(tape.prompt_len)
+        begin = max(lo, 1, base)
+        begin += -(begin - base) % options.stride
+        found.append(list(range(begin, lo + n, options.stride)))
+    return found
 
 
 @torch.inference_mode()
@@ -74,7 +247,7 @@ def chain_tape(
     chains: bool = True,
     cache: Mapping[str, Any] | None = None,
 ) -> Iterator[Chunk]:
-    """Run one tape in chunks.
+    """Run one tape in chunks, reading each before the next is run.
 
     Args:
         model: The target with its head.
@@ -95,203 +268,19 @@ def chain_tape(
     n = len(tape)
     if n < 2:
         raise UserError(f"tape {tape.doc_id!r} has {n} token; at least 2 are needed to score one")
-    draws = None if options.plain else TapeDraws(tape.tokens, options, sequence)
-    state = model.new_cache(capacity=n, widest=options.chunk, **(cache or {}))
-    draft_cache = model.new_draft_cache(capacity=n) if chains else None
-    tokens_1T = torch.from_numpy(tape.tokens.astype(np.int64))[None].to(model.device)
+    check_ids(torch.from_numpy(tape.tokens), model.config.vocab_size)
     ranks = Ranks(n - 1, options.k_max) if chains and options.ranks else None
     held: list[Chunk] = []
-    last: Tensor | None = None
-    for lo in range(0, n - 1, options.chunk):
-        hi = min(lo + options.chunk, n - 1)
-        rows = model.forward(tokens_1T[:, lo:hi], state, logits="none")
-        normed, trunk = rows.normed_BTH[0], rows.trunk_BTH[0]
-        if draws is not None:
-            draws.prepare(lo + 1, hi - lo + options.k_max, model.config.vocab_size, model.device)
-        scored = _score(model, normed, tokens_1T[0, lo + 1 : hi + 1], lo, draws, options)
-        slots = _Slots(lo, hi - lo, n, options) if chains else None
-        if draft_cache is not None and slots is not None:
-            carriers = model.carrier(rows, options.carrier)[0]
-            known = carriers if last is None else torch.cat([last, carriers])
-            last = carriers[-1:]
-            begin = max(lo, 1)  # the pair of position p needs the row before it
-            if begin < hi:
-                pairs = known[: hi - begin]
-                hidden = model.draft(tokens_1T[:, begin:hi], pairs.unsqueeze(0), draft_cache)[0]
-                base = first_pending(tape.prompt_len)
-                starts = [p for p in range(max(begin, base), hi) if (p - base) % options.stride == 0]
-                if starts:
-                    plane = draft_cache.planes[0]
-                    assert isinstance(plane, KVPlane)
-                    at = torch.tensor(starts, device=model.device)
-                    job = _Job(model, plane, hidden[at - begin], normed[at - lo], starts, options, draws)
-                    slots.fill(starts, _chains(job))
-                    if options.forced:
-                        slots.fill(starts, _forced(job, tape.tokens))
-        columns = {**scored, **(slots.columns if slots is not None else {})}
+    copies = HostCopies(model.device)
+    for passed in run_group(model, [tape], options, copies, sequence=sequence, chains=chains, cache=cache):
+        ((_, chunk, done),) = passed.chunks()
+        lo, hi = chunk.first, chunk.first + len(chunk.nll)
         if ranks is not None:
-            ranks.ids[lo:hi] = columns["draft_ids"]
-            columns |= {"draft_rank": ranks.rank[lo:hi], "draft_target_logp": ranks.logp[lo:hi]}
-            for part, logits in head_slices(model, normed):
+            ranks.ids[lo:hi] = chunk.columns["draft_ids"]
+            chunk.columns.update(draft_rank=ranks.rank[lo:hi], draft_target_logp=ranks.logp[lo:hi])
+            for part, logits in head_slices(model, chunk.normed):
                 ranks.judge(logits, lo + part.start)
-        target_id, margin, nll = (columns.pop(name) for name in ("target_id", "target_margin", "nll"))
-        held.append(Chunk(lo, target_id, margin, nll, columns, normed=normed, trunk=trunk))
+        held.append(chunk)
         reach = options.k_max - 1 if ranks is not None else 0
-        while held and (hi == n - 1 or held[0].first + len(held[0].nll) + reach <= hi):
+        while held and (done or held[0].first + len(held[0].nll) + reach <= hi):
             yield held.pop(0)
-
-
-class _Slots:
-    """Columns of the chains of one chunk, empty until filled."""
-
-    def __init__(self, first: int, t: int, length: int, options: ReplayOptions) -> None:
-        self.first, self.length, self.k = first, length, options.k_max
-        self.kinds = {column.name: column for column in options.columns() if column.per != "row"}
-        self.columns = {name: column.empty(t) for name, column in self.kinds.items()}
-
-    def fill(self, starts: list[int], found: dict[str, np.ndarray]) -> None:
-        """Set columns of chains, [P, width] each; slots past the end of the tape stay empty."""
-        at = np.array(starts)
-        known_PK = at[:, None] + 1 + np.arange(self.k) < self.length
-        for name, values_PW in found.items():
-            column, kind = self.columns[name], self.kinds[name]
-            known_PW = known_PK.repeat(kind.width // self.k, 1) if kind.per == "slot" else known_PK[:, :1]
-            column[at - self.first] = np.where(known_PW, values_PW, column[at - self.first])
-
-
-@dataclass(frozen=True, eq=False)
-class _Job:
-    """Chains to be made from the starts of one chunk.
-
-    Args:
-        model: The target with its head.
-        plane: True rows of the head's cache.
-        carrier: The head's row of each start, which gives the first draft, [P, H].
-        normed: The target's row of each start, [P, H].
-        starts: Their positions.
-        options: What is recorded.
-        draws: How rows become tokens; None for picks.
-    """
-
-    model: HybridModel
-    plane: KVPlane
-    carrier: Tensor
-    normed: Tensor
-    starts: list[int]
-    options: ReplayOptions
-    draws: TapeDraws | None
-
-
-def _score(
-    model: HybridModel,
-    normed_TH: Tensor,
-    next_T: Tensor,
-    first: int,
-    draws: TapeDraws | None,
-    options: ReplayOptions,
-) -> dict[str, np.ndarray]:
-    """Columns of the target's rows."""
-    parts = []
-    for part, logits in head_slices(model, normed_TH):
-        check_finite(logits, first + part.start)
-        picked, token = picks(logits), next_T[part]
-        found = {"nll": picked.logsumexp - logits.gather(-1, token[:, None])[:, 0]}
-        positions = range(first + part.start + 1, first + part.stop + 1)
-        if draws is None:
-            found |= {"target_id": picked.ids, "target_margin": margins(logits)}
-        else:
-            found["target_id"], found["target_margin"] = draws.picks(logits, positions, None)
-        if options.forced:
-            found["target_p"] = _law_probs(draws, logits, positions, token)
-        if options.target:
-            names = ("target_top2", "target_top2_probs", "target_entropy")
-            found |= dict(zip(names, two_best(logits), strict=True))
-        parts.append(found)
-    return _joined(parts)
-
-
-def _law_probs(draws: TapeDraws | None, logits_RV: Tensor, positions: Sequence[int], tokens_R: Tensor) -> Tensor:
-    """Probability of one token per row: shaped, or of softmax at T = 1 at temperature 0."""
-    if draws is None or draws.shaping.greedy:
-        return token_probs(logits_RV, tokens_R)
-    return draws.probs(logits_RV, positions, tokens_R)
-
-
-def _joined(parts: list[dict[str, Tensor]]) -> dict[str, np.ndarray]:
-    """Columns of slices of rows as whole arrays, in the types that tables hold; probabilities stay in float64."""
-    out = {}
-    for name in parts[0]:
-        whole = torch.cat([part[name] for part in parts]).cpu()
-        if not whole.is_floating_point():
-            whole = whole.int()
-        elif name not in WIDE:
-            whole = whole.float()
-        out[name] = whole.numpy()
-    return out
-
-
-def _chains(job: _Job) -> dict[str, np.ndarray]:
-    """Columns of the chains that are fed their own drafts."""
-    model, starts, options = job.model, job.starts, job.options
-    batch, carrier, slots = ChainBatch(model, job.plane, starts), job.carrier, []
-    drafted_PK = np.empty((len(starts), options.k_max), np.int32)
-    for slot in range(options.k_max):
-        parts = []
-        for part, logits in head_slices(model, carrier, draft=True):
-            _check_drafts(model, logits, starts[part], slot)
-            if job.draws is None:
-                picked = picks(logits)
-                top, logsumexp = picked.top1, picked.logsumexp
-                found = {"draft_ids": picked.ids, "draft_top1": top, "draft_margin": margins(logits)}
-            else:
-                drawn = job.draws.draft(logits, [p + 1 + slot for p in starts[part]], drafted_PK[part, :slot])
-                top, logsumexp = drawn.top, drawn.logsumexp
-                found = {"draft_ids": drawn.ids, "draft_top1": drawn.p, "draft_margin": drawn.margin, "draft_top": top}
-            if options.shadow:
-                found["shadow_ids"], found["shadow_probs"] = shadow(logits, top, options.shadow)
-            if options.ranks:
-                found["draft_logp"] = log_probs(logits, found["draft_ids"], logsumexp)
-            if options.overlap and slot == 0:
-                target = model.unembed(job.normed[part].unsqueeze(0))[0]
-                found["overlap"] = overlaps(target, logits, options.overlap)
-            parts.append(found)
-        slots.append(_joined(parts))
-        drafted_PK[:, slot] = slots[-1]["draft_ids"]
-        if slot + 1 < options.k_max:
-            carrier = batch.step(torch.cat([found["draft_ids"] for found in parts]), carrier)
-    return _side_by_side(slots)
-
-
-def _forced(job: _Job, tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Columns of the chains that are fed the tape's tokens."""
-    model, starts, draws = job.model, job.starts, job.draws
-    batch, carrier, slots, last = ChainBatch(model, job.plane, starts), job.carrier, [], len(tokens) - 1
-    for slot in range(job.options.k_max):
-        positions = [p + 1 + slot for p in starts]
-        fed = tokens[np.minimum(positions, last)].astype(np.int64)  # past the end anything will do
-        tokens_P = torch.from_numpy(fed).to(carrier.device)
-        parts = []
-        for part, logits in head_slices(model, carrier, draft=True):
-            _check_drafts(model, logits, starts[part], slot)
-            picked, at = picks(logits), positions[part]
-            found = {"forced_q": _law_probs(draws, logits, at, tokens_P[part]), "forced_top": picked.top1}
-            found["forced_ids"] = picked.ids if draws is None else draws.picks(logits, at, None)[0]
-            parts.append(found)
-        slots.append(_joined(parts))
-        if slot + 1 < job.options.k_max:
-            carrier = batch.step(tokens_P, carrier)
-    return _side_by_side(slots)
-
-
-def _side_by_side(slots: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Columns [P, width] of slots, those of one slot contiguous."""
-    names = {name: [slot[name].reshape(len(slot[name]), -1) for slot in slots if name in slot] for name in slots[0]}
-    return {name: np.concatenate(parts, 1) for name, parts in names.items()}
-
-
-def _check_drafts(model: HybridModel, logits_PV: Tensor, starts: list[int], slot: int) -> None:
-    """Refuse rows of a drafter that hold NaN or infinity among the ids that its head has."""
-    if model.draft_head is not None:
-        logits_PV = logits_PV[:, model.draft_head.ids_D]
-    for i in (~logits_PV.sum(-1).isfinite()).nonzero()[:, 0].tolist():
-        check_finite(logits_PV[i : i + 1], starts[i] + slot)

@@ -13,11 +13,13 @@ from workbench.core.progress import progress
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets.bfloat import to_bfloat16_bits
 from workbench.datasets.extract import numerical_class
+from workbench.datasets.groups import batch_limit, plan_groups
 from workbench.datasets.provenance import new_manifest
-from workbench.datasets.shards import ShardDirectory, load_shards, plan_shards
+from workbench.datasets.shards import Part, ShardDirectory, in_order, load_shards, plan_shards
 from workbench.model.hybrid import HybridModel
+from workbench.model.transfer import HostCopies
 from workbench.replay.options import ReplayOptions
-from workbench.replay.run import chain_tape
+from workbench.replay.run import Chunk, Passed, chain_tape, run_group
 from workbench.replay.table import scorable
 
 if TYPE_CHECKING:
@@ -90,8 +92,16 @@ def score(
         with ShardDirectory(
             Path(out), manifest, plan=plan_shards(sizes, shard_rows), schema=schema, resume=resume
         ) as directory:
-            directory.fill(
-                lambda span, bar: _batches(model, corpus.tapes[span], schema, options, cache, bar),
+            directory.stream(
+                lambda documents, bar: _chunks(model, corpus.tapes, documents, sizes, options, cache, bar),
+                lambda items, documents: in_order(
+                    (
+                        Part(i, _batch(corpus.tapes[i], chunk, schema), last)
+                        for item in items
+                        for i, chunk, last in item.chunks()
+                    ),
+                    documents,
+                ),
                 sizes=sizes,
                 desc="score",
             )
@@ -119,35 +129,45 @@ def score_schema(hidden_size: int) -> pa.Schema:
     return pa.schema(fields + ([pa.field("hidden", pa.list_(pa.uint16(), hidden_size))] if hidden_size else []))
 
 
-def _batches(
+def _chunks(
     model: HybridModel,
     tapes: Sequence[Tape],
-    schema: pa.Schema,
+    documents: Sequence[int],
+    rows: Sequence[int],
     options: ReplayOptions,
     cache: Mapping[str, Any],
     bar: Any,
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[Passed]:
+    """Chunks of every group that holds a wanted document."""
+    wanted, copies = set(documents), HostCopies(model.device)
+    for group in plan_groups(rows, batch_limit(model, options.batch, options.chunk)):
+        if wanted.isdisjoint(group):
+            continue
+        members = [tapes[i] for i in group]
+        for passed in run_group(model, members, options, copies, documents=group, chains=False, cache=cache):
+            yield passed
+            bar.update(sum(passed.counts))
+
+
+def _batch(tape: Tape, part: Chunk, schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
-    for tape in tapes:
-        for part in chain_tape(model, tape, options, chains=False, cache=cache):
-            t = len(part.nll)
-            at = np.arange(part.first, part.first + t, dtype=np.int32)
-            columns: dict[str, Any] = {
-                "doc_id": pa.array([tape.doc_id] * t),
-                "source": pa.array([tape.source] * t),
-                "position": pa.array(at),
-                "n_bytes": pa.array([tape.n_bytes] * t, pa.int64()),
-                "token": pa.array(tape.tokens[at]),
-                "nll": pa.array(part.nll),
-                "target_id": pa.array(part.target_id),
-                "target_margin": pa.array(part.target_margin),
-            }
-            if "hidden" in schema.names:
-                bits = to_bfloat16_bits(part.trunk.float().cpu().numpy())
-                columns["hidden"] = pa.FixedSizeListArray.from_arrays(pa.array(bits.reshape(-1)), bits.shape[1])
-            bar.update(t)
-            yield pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    t = len(part.nll)
+    at = np.arange(part.first, part.first + t, dtype=np.int32)
+    columns: dict[str, Any] = {
+        "doc_id": pa.array([tape.doc_id] * t),
+        "source": pa.array([tape.source] * t),
+        "position": pa.array(at),
+        "n_bytes": pa.array([tape.n_bytes] * t, pa.int64()),
+        "token": pa.array(tape.tokens[at]),
+        "nll": pa.array(part.nll),
+        "target_id": pa.array(part.target_id),
+        "target_margin": pa.array(part.target_margin),
+    }
+    if "hidden" in schema.names:
+        bits = to_bfloat16_bits(part.trunk.float().cpu().numpy())
+        columns["hidden"] = pa.FixedSizeListArray.from_arrays(pa.array(bits.reshape(-1)), bits.shape[1])
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
 def per_document(frame: pl.DataFrame) -> pl.DataFrame:

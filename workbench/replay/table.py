@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,19 +11,21 @@ from workbench.core.errors import CapabilityError, CheckpointError, UserError
 from workbench.core.manifest import Manifest
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets.extract import numerical_class
+from workbench.datasets.groups import batch_limit, plan_groups
 from workbench.datasets.provenance import as_corpus, check_tapes, new_manifest
-from workbench.datasets.shards import ShardDirectory, load_shards, plan_shards
+from workbench.datasets.shards import Part, ShardDirectory, in_order, load_shards, plan_shards
+from workbench.model.chain import chains_for
 from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
+from workbench.model.transfer import HostCopies
 from workbench.replay.columns import bytes_by_group, table_batch, table_columns, table_schema
 from workbench.replay.options import ReplayOptions, temperatures
 from workbench.replay.own import differs, sequence_of
-from workbench.replay.run import chain_tape
+from workbench.replay.run import Chunk, chain_tape, run_group
 from workbench.sampling.options import Shaping
 
 if TYPE_CHECKING:
     import polars as pl
-    import pyarrow as pa
 
     from workbench.spec.policies import Policy
 
@@ -56,6 +58,7 @@ def replay(
     target: bool = ReplayOptions.target,
     ranks: bool = ReplayOptions.ranks,
     overlap: float | Sequence[float] = ReplayOptions.overlap,
+    batch: int | None = ReplayOptions.batch,
     exact: bool | None = None,
     resume: bool = True,
 ) -> DraftTable:
@@ -96,6 +99,9 @@ def replay(
             the drafter's log-probability, at T = 1; default False.
         overlap: Temperatures of 1 - ||p - q||_1 / 2 at the first slot, of the laws before penalties and filters; none
             by default. A diagnostic of that slot at that start: never multiply it along a chain.
+        batch: Documents that run together; None, the default, for one on a CPU, and on a GPU for as many as fill a
+            forward. Draws and ranks go document by document. In exact mode the bytes do not depend on it; in fast mode
+            they do, at the level of rounding.
         exact: Numerical class; None for the model's own. Tables that are to equal live rounds bit for bit need the
             class of those rounds.
         resume: Go on with a directory that an equal run left.
@@ -104,7 +110,7 @@ def replay(
         The table.
 
     Raises:
-        CapabilityError: The checkpoint has no MTP head.
+        CapabilityError: The checkpoint has no MTP head, or the class is exact on a GPU.
         UserError: An option, a tape or the directory is not valid; nothing is left behind then.
     """
     options = ReplayOptions(
@@ -129,6 +135,7 @@ def replay(
         target=target,
         ranks=ranks,
         overlap=temperatures(overlap),
+        batch=batch,
     )
     if not model.can_draft:
         raise CapabilityError(
@@ -145,6 +152,7 @@ def replay(
     if options.shadow > drafts:
         raise UserError(f"shadow={options.shadow} is not valid: the draft head has {drafts} ids; record fewer")
     with numerical_class(model, exact):
+        chains_for(model)  # refuses a class in which the device's chains are not live ones
         head = model.draft_head
         manifest = new_manifest(
             KIND,
@@ -174,26 +182,67 @@ def _write(
     model: HybridModel, corpus: Corpus, out: Path, manifest: Manifest, options: ReplayOptions, resume: bool
 ) -> None:
     rows = [len(tape) - 1 for tape in corpus]
-    schema = table_schema(options.columns())
+    columns = options.columns()
+    schema = table_schema(columns)
     plan = plan_shards(rows, options.shard_rows)
+    facts = _facts(model, corpus, options)
     with ShardDirectory(out, manifest, plan=plan, schema=schema, resume=resume) as directory:
-        directory.fill(lambda span, bar: _batches(model, corpus, span, schema, options, bar), sizes=rows, desc="replay")
+        directory.stream(
+            lambda documents, bar: _chunks(model, corpus, documents, rows, options, bar),
+            lambda items, documents: in_order(
+                (
+                    Part(i, table_batch(corpus.tapes[i], facts[i], chunk, columns, schema), last)
+                    for item in items
+                    for i, chunk, last in item
+                ),
+                documents,
+            ),
+            sizes=rows,
+            desc="replay",
+        )
         directory.finish({"documents": len(corpus), "rows": sum(rows), "tokens": corpus.n_tokens})
 
 
-def _batches(
-    model: HybridModel, corpus: Corpus, span: slice, schema: pa.Schema, options: ReplayOptions, bar: Any
-) -> Iterator[pa.RecordBatch]:
-    here, shaping, columns = fingerprint(model), options.shaping(), options.columns()
-    for i, tape in zip(range(len(corpus))[span], corpus.tapes[span], strict=True):
+def _facts(model: HybridModel, corpus: Corpus, options: ReplayOptions) -> list[dict[str, Any]]:
+    """What is the same in all rows of each document."""
+    here, shaping = fingerprint(model), options.shaping()
+    found = []
+    for i, tape in enumerate(corpus):
         facts: dict[str, Any] = {"own": tape.own.kind if tape.own and tape.own.model == here else ""}
-        sequence = sequence_of(tape, i)
         if not options.plain:
             law, draws = differs(tape, here, shaping, options.seed)
-            facts |= {"sequence": sequence, "law_differs": law, "draws_differ": draws}
-        for part in chain_tape(model, tape, options, sequence=sequence):
-            yield table_batch(tape, facts, part, columns, schema)
-            bar.update(len(part.nll))
+            facts |= {"sequence": sequence_of(tape, i), "law_differs": law, "draws_differ": draws}
+        found.append(facts)
+    return found
+
+
+def _chunks(
+    model: HybridModel,
+    corpus: Corpus,
+    documents: Sequence[int],
+    rows: Sequence[int],
+    options: ReplayOptions,
+    bar: Any,
+) -> Iterator[Iterable[tuple[int, Chunk, bool]]]:
+    """Chunks of the wanted documents, each to be read where they are written.
+
+    Draws and ranks need what came before, so such chunks are read as they are made, document by document.
+    """
+    if options.ranks:
+        for i in documents:
+            for chunk in chain_tape(model, corpus.tapes[i], options, sequence=sequence_of(corpus.tapes[i], i)):
+                yield [(i, chunk, chunk.first + len(chunk.nll) == rows[i])]
+                bar.update(len(chunk.nll))
+        return
+    wanted, copies = set(documents), HostCopies(model.device)
+    for group in plan_groups(rows, batch_limit(model, options.batch if options.plain else 1, options.chunk)):
+        if wanted.isdisjoint(group):
+            continue
+        tapes = [corpus.tapes[i] for i in group]
+        sequence = sequence_of(tapes[0], group[0])
+        for passed in run_group(model, tapes, options, copies, documents=group, sequence=sequence):
+            yield passed.chunks()
+            bar.update(sum(passed.counts))
 
 
 class DraftTable:

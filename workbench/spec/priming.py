@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from workbench.model.hybrid import check_finite
+from workbench.model.checks import check_finite
 from workbench.sampling.pick import picks
 from workbench.spec import turns
 from workbench.spec.choose import Walk

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from workbench.cache.hybrid import HybridCache
 from workbench.core.records import PhaseTimes, RoundRecord
-from workbench.model.hybrid import HybridModel, Rows, check_finite
+from workbench.model.checks import check_finite
+from workbench.model.hybrid import HybridModel, Rows
 from workbench.sampling.pick import greedy, picks
 from workbench.spec.accept import Verdict, cut
 from workbench.spec.choose import Chooser, TargetRows, Walk

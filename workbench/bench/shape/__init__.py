@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from workbench.bench.run import origin
+from workbench.bench.shape.anatomy import anatomy_rows
 from workbench.bench.shape.peer import peer_rows
 from workbench.bench.shape.pieces import (
     chunk_rows,
@@ -31,7 +32,7 @@ from workbench.core.progress import progress
 from workbench.model.hybrid import HybridModel
 from workbench.model.shapes import random_model
 
-ACCEPTANCE = (0.87, 0.69, 0.53)  # an example of conditional acceptance, for want of a measured one
+ACCEPTANCE = (0.87, 0.69, 0.53)  # an example of joint acceptance, for want of a measured one
 PIECES: dict[str, Callable[[Setting], Iterator[dict[str, Any]]]] = {
     "copy": copy_rows,
     "product": product_rows,
@@ -39,6 +40,7 @@ PIECES: dict[str, Callable[[Setting], Iterator[dict[str, Any]]]] = {
     "verify": verify_rows,
     "draft": draft_rows,
     "speculative": speculative_rows,
+    "anatomy": anatomy_rows,
     "chunk": chunk_rows,
     "transformers": peer_rows,
 }
@@ -65,8 +67,8 @@ def run_shape(
 
     Args:
         shape: "0.8B", "2B", "4B", "9B" or "27B".
-        synthetic_acceptance: Chance that each draft slot stands, given that those before it do; its length is K. The
-            MTP head runs in full, and only its pick is replaced.
+        synthetic_acceptance: joint(j) of every draft slot, the share of rounds in which slots 1..j are accepted, never
+            rising; its length is K. The MTP head runs in full, and only its pick is replaced.
         device: Where to run; default "cpu".
         dtype: Weight type; default float32 on a CPU and bfloat16 on a GPU.
         exact: Numerical class; default True on a CPU, False on a GPU.

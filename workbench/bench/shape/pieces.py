@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
@@ -11,7 +10,6 @@ from workbench.bench.shape.setting import Run, Setting
 from workbench.bench.shape.timing import figure, ratio
 from workbench.core.metrics import acceptance
 from workbench.model.traffic import draft_bytes, expected_emitted, forward_bytes, forward_products
-from workbench.spec.proposers import SyntheticProposer
 
 Rows = Iterator[dict[str, Any]]
 TARGET_PHASES = {"decode": "decode", "verify": "verify, all rows kept", "verify cut": "verify, one row kept"}
@@ -70,20 +68,16 @@ def speculative_rows(setting: Setting) -> Rows:
         for trimmed in (False,) if setting.trim is None else (False, True):
             head = "trimmed head" if trimmed else "whole head"
             with setting.optional(f"speculative decode, {arm}, {head}"):
-                plain = setting.plain(arm)
-                with setting.trimmed() if trimmed else nullcontext():
-                    drafter = SyntheticProposer(setting.model, plain.text, setting.acceptance, seed=setting.seed)
-                    run = setting.bursts(arm, proposer=drafter)
-                if run.text != plain.text:
-                    setting.note(f"speculative decode, {arm}, {head}: its text is not plain decode's; do not quote it")
-                yield from _compared(setting, arm, trimmed, plain, run)
+                run = setting.speculative(arm, trimmed=trimmed)
+                yield from _compared(setting, arm, trimmed, setting.plain(arm), run)
 
 
 def _compared(setting: Setting, arm: str, trimmed: bool, plain: Run, run: Run) -> Rows:
     facts: dict[str, Any] = {"arm": arm, "mode": setting.mode, "k": setting.k, "tokens": setting.burst}
     facts |= {"trim": setting.trim if trimmed else None, "same_text": run.text == plain.text}
-    found = acceptance(run.records)
-    facts |= {"given": list(setting.acceptance), "cond": list(found.cond), "tested": list(found.pos_tested)}
+    found = acceptance(run.whole)
+    facts |= {"given": list(setting.acceptance), "given_cond": list(setting.cond), "joint": list(found.joint)}
+    facts |= {"cond": list(found.cond), "tested": list(found.pos_tested), "tau": found.tau, "rounds": found.rounds}
     name = f"speculative decode, {arm}, {'trimmed' if trimmed else 'whole'} head"
     yield figure(name, [setting.burst / t for t in run.seconds], "tok/s", **facts)
     yield figure(

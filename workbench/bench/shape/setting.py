@@ -6,7 +6,7 @@ Legend: T tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -17,11 +17,11 @@ from torch import Tensor
 from workbench.bench.shape.primed import Primed
 from workbench.bench.shape.timing import captured, seconds_of
 from workbench.cache.hybrid import HybridCache
-from workbench.core.errors import CapabilityError, UserError, check_int
-from workbench.core.records import RoundRecord
+from workbench.core.errors import UserError, check_int
+from workbench.core.records import RoundRecord, SetupTimes
 from workbench.model.hybrid import HybridModel
 from workbench.spec.options import named_options
-from workbench.spec.proposers import SyntheticProposer
+from workbench.spec.proposers import SyntheticProposer, conditional
 from workbench.spec.session import Session
 
 STREAM_ROUNDS = 8  # rounds without read-back of the arm "streamed"
@@ -40,11 +40,25 @@ class Run:
         seconds: Of every burst after the first.
         text: Prompt and everything generated.
         records: Rounds of all bursts.
+        warm: How many of them the first burst had.
+        setup: Seconds of the session's stages, all bursts together.
     """
 
     seconds: list[float]
     text: list[int]
     records: list[RoundRecord]
+    warm: int
+    setup: SetupTimes
+
+    @property
+    def whole(self) -> list[RoundRecord]:
+        """Rounds that no burst's end cut."""
+        return [record for record in self.records if not record.cut]
+
+    @property
+    def timed(self) -> list[RoundRecord]:
+        """Those of them after the first burst."""
+        return [record for record in self.records[self.warm :] if not record.cut]
 
 
 @dataclass(eq=False)
@@ -55,7 +69,8 @@ class Setting:
         model: The target with its head.
         shape: Its name in the rows.
         context: Tokens of the prompt; default 1024.
-        acceptance: Chance of every draft slot, given the slots before it; the number of slots is K.
+        acceptance: joint(j) of every draft slot: the share of rounds in which slots 1..j are accepted; their number is
+            K.
         trim: Ids of a trimmed draft head; None for none.
         seed: Of prompt and acceptance.
         quick: Small sizes: a trial, no numbers to quote.
@@ -70,7 +85,9 @@ class Setting:
     seed: int = 0
     quick: bool = False
     note: Callable[[str], None] = print
+    cond: tuple[float, ...] = field(init=False)  # chances of every slot, given the slots before it
     _plain: dict[str, Run] = field(default_factory=dict, init=False)
+    _speculative: dict[tuple[str, bool], Run] = field(default_factory=dict, init=False)
     _phases: dict[tuple[str, bool], list[float]] = field(default_factory=dict, init=False)
     _chunks: dict[int, list[float]] = field(default_factory=dict, init=False)
 
@@ -78,8 +95,9 @@ class Setting:
         config = self.model.config
         if not self.acceptance:
             raise UserError(
-                "synthetic_acceptance is empty: give the chance of every draft slot, such as 0.87,0.69,0.53"
+                "synthetic_acceptance is empty: give the joint acceptance of every draft slot, such as 0.87,0.69,0.53"
             )
+        self.cond = conditional(self.acceptance)
         room = config.max_position_embeddings - self.burst * (self.timed_bursts + 1) - 2
         check_int(
             "context",
@@ -171,12 +189,15 @@ class Setting:
         """Readings of a call on this device."""
         return seconds_of(call, device=self.device, repeats=self.repeats, **options)
 
-    def bursts(self, arm: str, *, proposer: SyntheticProposer | None = None) -> Run:
+    def bursts(
+        self, arm: str, *, proposer: SyntheticProposer | None = None, after: Callable[[], Any] | None = None
+    ) -> Run:
         """Greedy bursts after the prompt, one session, the first burst untimed.
 
         Args:
             arm: One of ``ARMS``.
             proposer: The drafter; None for plain decode.
+            after: Called at the end of every burst, within its time.
 
         Returns:
             Their times, text and rounds.
@@ -188,15 +209,37 @@ class Setting:
         capacity = self.context + 1 + self.burst * (self.timed_bursts + 1)
         session = Session(self.model, options=named_options(None, given), proposer=proposer, capacity=capacity)
         session.feed(self.prompt)
-        burst = partial(session.generate, max_new_tokens=self.burst)
+        ends: list[int] = []
+
+        def burst() -> None:
+            session.generate(max_new_tokens=self.burst)
+            ends.append(len(session.state.records))
+            if after is not None:
+                after()
+
         seconds = seconds_of(burst, device=self.device, repeats=self.timed_bursts)
-        return Run(seconds, session.tokens, list(session.state.records))
+        return Run(seconds, session.tokens, list(session.state.records), ends[0], session.times)
 
     def plain(self, arm: str) -> Run:
         """Plain decode, measured once per arm."""
         if arm not in self._plain:
             self._plain[arm] = self.bursts(arm)
         return self._plain[arm]
+
+    def drafter(self, arm: str, **options: Any) -> SyntheticProposer:
+        """A drafter of the given acceptance over the text of an arm's plain decode."""
+        return SyntheticProposer(self.model, self.plain(arm).text, self.cond, seed=self.seed, **options)
+
+    def speculative(self, arm: str, *, trimmed: bool = False) -> Run:
+        """Speculative decode at the given acceptance, measured once per arm and head; note a text that is another."""
+        if (arm, trimmed) not in self._speculative:
+            with self.trimmed() if trimmed else nullcontext():
+                run = self.bursts(arm, proposer=self.drafter(arm))
+            if run.text != self.plain(arm).text:
+                head = "trimmed head" if trimmed else "whole head"
+                self.note(f"speculative decode, {arm}, {head}: its text is not plain decode's; do not quote it")
+            self._speculative[arm, trimmed] = run
+        return self._speculative[arm, trimmed]
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -228,14 +271,13 @@ class Setting:
     @contextmanager
     def trimmed(self) -> Iterator[None]:
         """The model with a draft head of the first ``trim`` ids; what they are makes no difference to speed."""
-        model: Any = self.model
-        if self.trim is None or not hasattr(model, "trim_draft_vocab"):
-            raise CapabilityError("this model's draft head cannot be trimmed: leave trim out")
-        model.trim_draft_vocab(list(range(self.trim)))
+        if self.trim is None:
+            raise UserError("no size of a trimmed head was given: give trim, or measure the whole head")
+        self.model.trim_draft_vocab(range(self.trim))
         try:
             yield
         finally:
-            model.untrim_draft_vocab()
+            self.model.untrim_draft_vocab()
 
     @cached_property
     def primed(self) -> Primed:

@@ -139,6 +139,7 @@ def rounds(session: Session, budget: int, sink: Sink) -> Generator[RoundRecord, 
     state, opts = session.state, session.options
     began, goal = perf_counter(), len(state.tokens) + budget
     made = program(session)
+    first = made.graphs.seconds
     left = min(budget, state.cache.capacity - len(state.tokens))
     stand = Stand(state.cache.lengths[0], 0, 1, left, 0, [], (0, 0))
     enter(session, made, left)
@@ -158,7 +159,8 @@ def rounds(session: Session, budget: int, sink: Sink) -> Generator[RoundRecord, 
                 stand = made.read(stand.done)
             torn = False
             capture = made.graphs.seconds - captured
-            took, seconds = took + capture, perf_counter() - began - capture
+            seconds = perf_counter() - began - capture
+            parts = None if capture else parts  # the device's marks would count a capture between them
             phases = _phases(parts, issued - capture, seconds, sum(row[7] for row in stand.log))
             fresh = _take(session, made, stand, phases, goal, sink)
             ended = sink.finish is not None or stand.left <= 0 or sink.poll() is not None
@@ -172,7 +174,9 @@ def rounds(session: Session, budget: int, sink: Sink) -> Generator[RoundRecord, 
             _take(session, made, stand, PhaseTimes(), goal, sink)
         if stand.done:
             leave(session, made, stand)
-        session.times = replace(session.times, init=session.times.init + took)
+        times = session.times
+        capture = times.capture + made.graphs.seconds - first
+        session.times = replace(times, init=times.init + took, capture=capture)
 
 
 def _phases(parts: tuple[float, float, float] | None, issued: float, seconds: float, live: int) -> PhaseTimes:

@@ -3,7 +3,7 @@
 from workbench.spec.proposers.base import DraftContext, Proposal, Proposer
 from workbench.spec.proposers.mtp import MTPProposer
 from workbench.spec.proposers.scripted import GivenProposer, ScriptedProposer
-from workbench.spec.proposers.synthetic import SyntheticProposer, synthetic_drafts
+from workbench.spec.proposers.synthetic import SyntheticProposer, conditional, synthetic_drafts
 
 __all__ = [
     "DraftContext",
@@ -13,5 +13,6 @@ __all__ = [
     "Proposer",
     "ScriptedProposer",
     "SyntheticProposer",
+    "conditional",
     "synthetic_drafts",
 ]

@@ -64,6 +64,31 @@ def synthetic_drafts(
     return torch.from_numpy(np.where(known, drafts, 0))
 
 
+def conditional(joint: Sequence[float]) -> tuple[float, ...]:
+    """Chances of every slot, given the slots before it, that joint acceptance amounts to.
+
+    Args:
+        joint: joint(j) of every slot: the share of rounds in which slots 1..j were accepted.
+
+    Returns:
+        cond(j) = joint(j) / joint(j - 1), with joint(0) = 1; 0 after a slot that is never accepted.
+
+    Raises:
+        UserError: A share is not from 0 to 1, or one rises above the share before it.
+    """
+    before, found = 1.0, []
+    for j, share in enumerate(joint, start=1):
+        check_real(f"joint acceptance of slot {j}", share, low=0.0, high=1.0)
+        if share > before:
+            raise UserError(
+                f"joint acceptance {', '.join(map(str, joint))} is not valid: slot {j} cannot stand in more rounds "
+                f"than slot {j - 1}; give shares of all rounds that never rise, such as 0.87,0.69,0.53"
+            )
+        found.append(share / before if before else 0.0)
+        before = share
+    return tuple(found)
+
+
 class SyntheticProposer(MTPProposer):
     """The MTP head with its pick replaced, step by step, by a tape's token as often as asked for.
 
