@@ -6,6 +6,7 @@ burst begins.
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
@@ -72,9 +73,10 @@ class Graphs:
             self.failed.add(key)
             if not self.warned:
                 self.warned = True
-                what = key[0] if isinstance(key, tuple) else key
+                name = key[0] if isinstance(key, tuple) else key
+                what = "a round" if name == "round" else f"the {name} of a round"
                 warnings.warn(
-                    f"the {what} of a round could not be captured as a CUDA graph ({error}): it runs eagerly in this "
+                    f"{what} could not be captured as a CUDA graph ({error}): it runs eagerly in this "
                     "burst, slower and with the same result, and is tried again in the next",
                     GraphWarning,
                     stacklevel=3,
@@ -84,7 +86,12 @@ class Graphs:
 
     def record(self, part: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Capture a part that has run before."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            part()
+        graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+        gc.disable()  # to free another graph's memory in between would end the capture
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                part()
+        finally:
+            if collects:
+                gc.enable()
         return graph

@@ -223,8 +223,6 @@ class DeviceRounds:
 
     def draft(self) -> None:
         """The queued pairs through the drafter, and a chain of K tokens after the pending one."""
-        if not self.drafting:
-            return
         model, books, planes = self.model, self.books, self.planes
         ints = books.ints_XB
         mix = planes.draft_mixer(ints[SLOTS], self.longest, ints[QUEUED])
@@ -288,7 +286,8 @@ class DeviceRounds:
 
     def round(self) -> None:
         """One whole round."""
-        self.draft()
+        if self.drafting:
+            self.draft()
         self.settle(self.verify())
 
     # ------------------------------------------------------------------------------------------------ running it
@@ -324,7 +323,8 @@ class DeviceRounds:
         marks = Marks(self.model.device)
         parts = {"draft": self.draft, "verify": self._verify_apart, "settle": lambda: self.settle(self.judged)}
         for name, part in parts.items():
-            self.graphs.run(self._keyed(name), part)
+            if name != "draft" or self.drafting:
+                self.graphs.run(self._keyed(name), part)
             marks.mark()
         a, b, c = marks.seconds()
         return a, b, c
