@@ -220,8 +220,9 @@ def test_the_mode_is_an_attribute_of_the_model(tiny):
     assert model.numerics == Numerics(exact=False)
     model.exact = True
     assert model.numerics == Numerics(exact=True, row_block=4)
+    assert Numerics.of(True, torch.device("cuda")).exact  # through the kernels
     with pytest.raises(CapabilityError, match="exact=True runs on a CPU or a CUDA GPU"):
-        Numerics.of(True, torch.device("cuda"))
+        Numerics.of(True, torch.device("meta"))
 
 
 # ------------------------------------------------------------------------------------------------- controls
