@@ -21,6 +21,7 @@ from workbench.core.lanes import LANES, SERIAL
 
 FEW = 16  # rows up to this many go through the product of the weight with the transposed rows
 MANY = 64  # rows from which a product repays oneDNN's first call with that number of rows, a few milliseconds
+WIDE = 512  # rows of one such product at most
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ def linear(x_RK: Tensor, weight_NK: Tensor, num: Numerics) -> Tensor:
     rows = x_RK.shape[0]
     if x_RK.device.type != "cpu" or (not num.exact and rows > FEW):
         if rows >= MANY and _wide_products(x_RK, weight_NK):
-            return torch.ops.mkldnn._linear_pointwise(x_RK, weight_NK, None, "none", [], "")
+            parts = [_wide_product(part, weight_NK) for part in x_RK.split(WIDE)]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
         return torch.nn.functional.linear(x_RK, weight_NK)
     x = widen(x_RK, num.rows(rows))
     if not num.exact or x.shape[0] == num.row_block:
@@ -135,6 +137,14 @@ def linear(x_RK: Tensor, weight_NK: Tensor, num: Numerics) -> Tensor:
     for i, x_KR in enumerate(blocks.unbind(0)):
         torch.mm(weight_NK, x_KR, out=out_BNR[i])
     return out_BNR.transpose(1, 2).reshape(-1, weight_NK.shape[0])[:rows]
+
+
+def _wide_product(x_RK: Tensor, weight_NK: Tensor) -> Tensor:
+    """The product by oneDNN, over rows filled up to a whole number of 64: it keeps code for every number it has met."""
+    rows = x_RK.shape[0]
+    filled = pad_rows(x_RK, MANY)
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(filled, weight_NK, None, "none", [], "")
+    return out if len(filled) == rows else out[:rows]
 
 
 def _wide_products(x_RK: Tensor, weight_NK: Tensor) -> bool:
