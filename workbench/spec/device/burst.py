@@ -119,6 +119,8 @@ def leave(session: Session, made: DeviceRounds, stand: Stand) -> None:
     """Give the session the state that its own rounds would have left."""
     state, proposer, model = session.state, session.state.proposer, session.state.model
     made.planes.store(stand.length, stand.slots)
+    if stand.fault[0]:
+        made.planes.scrub(stand.length, stand.slots)
     last = stand.queued - 1
     trunk, normed = made.old_trunk_TH[last].clone(), made.old_normed_TH[last].clone()
     head = model.embed if model.head is None else model.head
@@ -230,7 +232,7 @@ def _record(
     tokens = [*drafts[:accepted], *([bonus] if bonus >= 0 else [])]
     bound = ""
     if allowed < made.k:
-        bound = "budget" if goal - start - 1 <= session.state.cache.capacity - start - 1 else "context"
+        bound = "budget" if goal <= session.state.cache.capacity else "context"
     record = RoundRecord(
         index=len(session.state.records),
         start=start,

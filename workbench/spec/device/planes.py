@@ -63,7 +63,7 @@ class Planes:
     @property
     def attention(self) -> list[KVPlane]:
         """K/V planes of the target and of the drafter."""
-        return [*self.kv.values(), *([] if self.draft_kv is None else [self.draft_kv])]
+        return [*self.kv.values(), *self._draft()]
 
     @property
     def addresses(self) -> tuple[int, ...]:
@@ -88,6 +88,15 @@ class Planes:
         self.cache.lengths = [length]
         if self.drafts is not None:
             self.drafts.lengths = [slots]
+
+    def scrub(self, length: int, slots: int) -> None:
+        """Free rows of every K/V plane hold zeros again, after a round whose rows were not finite."""
+        for plane, held in [*((kv, length) for kv in self.kv.values()), *((kv, slots) for kv in self._draft())]:
+            plane.k_BNSD[:, :, held:] = 0
+            plane.v_BNSD[:, :, held:] = 0
+
+    def _draft(self) -> list[KVPlane]:
+        return [] if self.draft_kv is None else [self.draft_kv]
 
     def mixer(self, lengths_B: Tensor, longest: int) -> kernel_path.Mix:
         """Runs one of the target's mixers over a verify's rows; states stay as they are, tapes are kept."""
