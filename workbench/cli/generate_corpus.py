@@ -71,12 +71,11 @@ def run(args: argparse.Namespace) -> Outcome:
     GenerateOptions(**options)
     asking = given(args, args.prompts_names) | seed
     model = load(args)
-    if (template := asking.pop("chat_template", None)) is not None and model.tokenizer is not None:
-        model.tokenizer = model.tokenizer.with_template(template)  # its end-of-turn token ends answers too
+    template = {name: asking[name] for name in ("chat_template", "template_options") if name in asking}
     quarantine: list[tuple[str, str]] | None = [] if args.skip_bad else None
     asked = prompts(args.prompts, tokenizer=model.tokenizer, quarantine=quarantine, **asking)
     began = perf_counter()
-    generate_corpus(model, asked, out=args.out, **options, **given(args, args.own_names))
+    generate_corpus(model, asked, out=args.out, **options, **template, **given(args, args.own_names))
     seconds = perf_counter() - began
     manifest, summary = Manifest.read(args.out), answers_summary(load_answers(args.out, check_hashes=False))
     data = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -70,6 +70,8 @@ def generate_corpus(
     options: GenerateOptions | None = None,
     shard_rows: int = 64,
     turn_ends: bool = True,
+    chat_template: str | Path | None = None,
+    template_options: Mapping[str, Any] | None = None,
     exact: bool | None = None,
     resume: bool = True,
     **given: object,
@@ -85,7 +87,10 @@ def generate_corpus(
         out: Directory for shards and manifest.
         options: How to decode, all options at once; else by name.
         shard_rows: Answers per shard, which is what a killed run may lose; default 64.
-        turn_ends: End an answer at the end-of-turn token of the checkpoint's chat template too, if it has one.
+        turn_ends: End an answer at the chat template's end-of-turn token too, if it has one.
+        chat_template: The template that the prompts were rendered by, a file or the template; None for the
+            checkpoint's own.
+        template_options: What else the template was given by name.
         exact: Numerical class; None for the model's own.
         resume: Go on with a directory that an equal run left; False refuses one that holds anything.
         **given: Options of ``GenerateOptions`` by name. Draft length defaults to 3 where the checkpoint can draft;
@@ -102,7 +107,7 @@ def generate_corpus(
     asked = as_corpus(prompts)
     check_tapes(model, asked)
     opts = answer_options(model, options, given)
-    ends = _ends(model, opts, turn_ends)
+    ends = _ends(model, opts, turn_ends, chat_template, template_options)
     if ends.turn is not None:
         opts = replace(opts, stop_token_ids=tuple(dict.fromkeys((*opts.stop_token_ids, ends.turn))))
     budgets = [_budget(model, tape, opts.max_new_tokens) for tape in asked]
@@ -212,10 +217,19 @@ def on_device(options: GenerateOptions) -> GenerateOptions:
     return replace(options, graphs=True, stream_rounds=STREAM)
 
 
-def _ends(model: HybridModel, options: GenerateOptions, turn_ends: bool) -> Ends:
-    tokenizer, eos = model.tokenizer, tuple(model.config.eos_token_id)
-    asked = turn_ends and not options.ignore_eos and tokenizer is not None and tokenizer.config.get("chat_template")
-    return Ends(end_of_turn(tokenizer) if asked and tokenizer is not None else None, eos)
+def _ends(
+    model: HybridModel,
+    options: GenerateOptions,
+    turn_ends: bool,
+    chat_template: str | Path | None,
+    template_options: Mapping[str, Any] | None,
+) -> Ends:
+    tokenizer, turn = model.tokenizer, None
+    if tokenizer is not None and chat_template is not None:
+        tokenizer = tokenizer.with_template(chat_template)
+    if turn_ends and not options.ignore_eos and tokenizer is not None and tokenizer.config.get("chat_template"):
+        turn = end_of_turn(tokenizer, template_options)
+    return Ends(turn, tuple(model.config.eos_token_id))
 
 
 def _budget(model: HybridModel, tape: Tape, max_new_tokens: int) -> int:
