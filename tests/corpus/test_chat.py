@@ -297,3 +297,6 @@ def test_prompts_that_cannot_be_used_are_refused_or_set_aside(tokenizer: Tokeniz
 def test_the_shipped_prompts_and_a_limit(tokenizer: Tokenizer) -> None:
     asked = prompts("demo", tokenizer=tokenizer, limit=5, prompt_tokens=16)
     assert len({tape.source for tape in asked}) == 5 and {len(tape) for tape in asked} == {16}
+    assert asked.name == "prompts(demo (limit=5))"
+    with pytest.raises(UserError, match=r"prompt_tokens=4 cuts plain texts"):
+        prompts("demo", tokenizer=tokenizer, chat=True, prompt_tokens=4)

@@ -47,10 +47,10 @@ def prompts(
         text_column: Column that holds text; default "text".
         chat: Make of every text a conversation with one message of the user's.
         limit: Prompts to keep, the same number per source as far as there are, chosen by the seed; None for all.
-        prompt_tokens: Take this many tokens from the beginning of a text; None for all of it.
+        prompt_tokens: Take this many tokens from the beginning of a plain text or of ids; None for all of it.
         max_prompt: Longest prompt that can be used, tokens; None for no bound.
         chat_template: Renders conversations instead of the checkpoint's own: a file, or the template; None for its own.
-        template_options: What else the template is given by name, such as {"enable_thinking": False}.
+        template_options: What else the template is given, by name, such as enable_thinking.
         quarantine: Prompts that cannot be used are appended here as (doc_id, reason) and left out; None stops at the
             first.
         seed: Seed of the choice under ``limit``; default 0.
@@ -66,14 +66,19 @@ def prompts(
     for option, value in (("limit", limit), ("prompt_tokens", prompt_tokens), ("max_prompt", max_prompt)):
         if value is not None:
             check_int(option, value, low=1)
-    check_flag("chat", chat)
+    if check_flag("chat", chat) and prompt_tokens is not None:
+        raise UserError(
+            f"prompt_tokens={prompt_tokens} cuts plain texts, and chat=True makes none: leave one of them out"
+        )
     check_int("seed", seed, low=0)
     variables = check_variables(template_options)
     if chat_template is not None:
         if tokenizer is None:
             raise UserError("chat_template needs a tokenizer to encode what it renders: give tokenizer=model.tokenizer")
         tokenizer = tokenizer.with_template(chat_template)
-    name, documents = read_source(DEMO_PROMPTS if source == "demo" else source, text_column=text_column)
+    demo = isinstance(source, str) and source == "demo"
+    name, documents = read_source(DEMO_PROMPTS if demo else source, text_column=text_column)
+    name = "demo" if demo else name
     if not documents:
         raise UserError(f"source {name!r} is empty: it needs at least one prompt")
     chosen = split_documents(documents, split, name)

@@ -55,7 +55,7 @@ def corpus(
         min_tokens: Leave tapes with fewer tokens out; None refuses empty documents.
         min_response: Leave tapes with fewer tokens after their prompt out; None for no bound.
         chat_template: Renders conversations instead of the checkpoint's own: a file, or the template; None for its own.
-        template_options: What else the template is given by name, such as {"enable_thinking": False}.
+        template_options: What else the template is given, by name, such as enable_thinking.
         quarantine: Documents that cannot be used are appended here as (doc_id, reason) and left out; None stops at the
             first.
         seed: Seed of the choice under ``limit``; default 0.

@@ -177,7 +177,7 @@ class Tokenizer:
             messages: Mappings with "role" and "content".
             add_generation_prompt: End with the opening of an assistant turn.
             tools: Descriptions of tools for the template; None for none.
-            variables: What else the template is given by name, such as {"enable_thinking": False}.
+            variables: What else the template is given, by name, such as enable_thinking.
 
         Returns:
             Spans (text, generated): generated is True inside {% generation %} marks.
