@@ -21,6 +21,9 @@ _LAZY = {
     "Chat": "workbench.spec.chat:Chat",
     "compare_sessions": "workbench.spec.compare:compare_sessions",
     "corpus": "workbench.corpus",
+    "prompts": "workbench.corpus:prompts",
+    "generate_corpus": "workbench.datasets:generate_corpus",
+    "load_answers": "workbench.datasets:load_answers",
     "token_counts": "workbench.corpus:token_counts",
     "extract": "workbench.datasets:extract",
     "load_anchors": "workbench.datasets:load_anchors",
@@ -90,6 +93,7 @@ __all__ = [
     "FixedK",
     "Gate",
     "generate",
+    "generate_corpus",
     "GenerateOptions",
     "Goodput",
     "grammars",
@@ -97,6 +101,7 @@ __all__ = [
     "live_rounds",
     "load",
     "load_anchors",
+    "load_answers",
     "load_sweep",
     "load_table",
     "MinConfidence",
@@ -107,6 +112,7 @@ __all__ = [
     "policy_from",
     "predict",
     "PrefixStore",
+    "prompts",
     "published_costs",
     "quiet",
     "random_model",
@@ -134,8 +140,8 @@ if TYPE_CHECKING:
     from workbench.core.errors import UserError
     from workbench.core.progress import quiet
     from workbench.core.tape import Corpus, Tape
-    from workbench.corpus import corpus, token_counts
-    from workbench.datasets import extract, load_anchors
+    from workbench.corpus import corpus, prompts, token_counts
+    from workbench.datasets import extract, generate_corpus, load_anchors, load_answers
     from workbench.facade import load
     from workbench.model.shapes import random_model
     from workbench.replay import (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.cli.options import add_options, given
+from workbench.cli.options import add_options, given, template_kinds
 from workbench.cli.parser import Parser, one_of, whole
 from workbench.core.errors import UserError, check_int
 from workbench.core.progress import quiet
@@ -138,15 +138,16 @@ def add_corpus(parser: Parser) -> None:
         parser,
         corpus,
         title="corpus",
-        skip=("tokenizer", "seed"),
+        skip=("tokenizer", "seed", "quarantine"),
         choices={"overflow": OVERFLOW},
+        kinds=template_kinds(),
         defaults={"max_tokens": "the model's context"},
     )
     parser.add_argument(
         "--corpus",
         default="demo",
         metavar="SOURCE",
-        help="demo, demo/REGISTER, or a file or directory of text, .jsonl or .parquet (default: demo)",
+        help="demo, demo/REGISTER, a file or directory of text, .jsonl or .parquet, or a saved dataset (default: demo)",
     )
     parser.set_defaults(corpus_names=names)
 

@@ -28,13 +28,7 @@ GO_ON = "nothing was written; run it again, with a smaller --max-new-tokens if i
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the verb's arguments."""
-    from workbench.cache.formats import FORMATS
-    from workbench.cache.hybrid import STRATEGIES
-    from workbench.model.hybrid import CARRIERS
-    from workbench.sampling.options import ORDERS
-    from workbench.spec.choose import ACCEPT_RULES
     from workbench.spec.options import GenerateOptions
-    from workbench.spec.policies.arrays import STATISTICS
 
     parser = Parser(
         "generate", "Decode one prompt; drafting changes the speed, never the text or its law.", usage="[PROMPT]"
@@ -46,21 +40,14 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     group.add_argument("--html", metavar="FILE", help="write the text as a strip of tokens coloured by what each was")
     group.add_argument("--stream", action="store_true", help="print the text as it becomes certain")
     add_grammars(parser)
-    words = {
-        "carrier": CARRIERS,
-        "strategy": STRATEGIES,
-        "k_format": tuple(FORMATS),
-        "v_format": tuple(FORMATS),
-        "filter_order": ORDERS,
-        "accept": ACCEPT_RULES,
-        "p_min_reads": STATISTICS,
-    }
-    kinds = {
-        "logit_bias": Kind(biases, "ID:BIAS,..."),
-        "stop": Kind(lambda text: (text,), "TEXT"),
-        "stop_token_ids": Kind(_ids, "ID,..."),
-    }
-    names = add_options(parser, GenerateOptions, title="decoding", choices=words, kinds=kinds, skip=("seed",))
+    names = add_options(
+        parser,
+        GenerateOptions,
+        title="decoding",
+        choices=decoding_choices(),
+        kinds=decoding_kinds(),
+        skip=("seed",),
+    )
     add_common(
         parser,
         out="new directory for generation.json, rounds.parquet and strip.html",
@@ -168,6 +155,35 @@ def read_grammar(args: argparse.Namespace, model: HybridModel) -> Grammar | None
     if args.choice is not None:
         return grammars.choice(args.choice, model.tokenizer, **about)
     return None
+
+
+def decoding_choices() -> dict[str, tuple[str, ...]]:
+    """Valid words of the options of decoding."""
+    from workbench.cache.formats import FORMATS
+    from workbench.cache.hybrid import STRATEGIES
+    from workbench.model.hybrid import CARRIERS
+    from workbench.sampling.options import ORDERS
+    from workbench.spec.choose import ACCEPT_RULES
+    from workbench.spec.policies.arrays import STATISTICS
+
+    return {
+        "carrier": CARRIERS,
+        "strategy": STRATEGIES,
+        "k_format": tuple(FORMATS),
+        "v_format": tuple(FORMATS),
+        "filter_order": ORDERS,
+        "accept": ACCEPT_RULES,
+        "p_min_reads": STATISTICS,
+    }
+
+
+def decoding_kinds() -> dict[str, Kind]:
+    """Readers of options of decoding whose annotation says too little."""
+    return {
+        "logit_bias": Kind(biases, "ID:BIAS,..."),
+        "stop": Kind(lambda text: (text,), "TEXT"),
+        "stop_token_ids": Kind(_ids, "ID,..."),
+    }
 
 
 def _ids(text: str) -> tuple[int, ...]:

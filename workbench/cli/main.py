@@ -20,6 +20,7 @@ from workbench.core.errors import UserError
 VERBS = {
     "demo": "the whole job on the shipped checkpoint: decode, extract, replay, sweep, figures, a summary page",
     "generate": "decode one prompt, speculatively or plainly, and show every round",
+    "generate-corpus": "answer prompts with the target, to train drafters on its own text",
     "extract": "write anchor records of a corpus, to train drafters on",
     "replay": "write the draft table and the NLL of a corpus",
     "sweep": "walk a grid of policies over draft tables, recommend one, write a page with sliders",
@@ -70,7 +71,7 @@ def _run(verb: str, arguments: list[str]) -> int:
         hint = f"did you mean {near[0]!r}? " if near else ""
         what = f"unknown verb {verb!r}" if verb else "a verb is needed"
         raise UserError(f"{what}: {hint}choose one of {', '.join(VERBS)}; `workbench --help` says what they do")
-    module = importlib.import_module(f"workbench.cli.{verb}")
+    module = importlib.import_module(f"workbench.cli.{_module(verb)}")
     args = module.read(arguments)
     names = {*vars(args), *(name for key, listed in vars(args).items() if key.endswith("names") for name in listed)}
     try:
@@ -82,9 +83,14 @@ def _run(verb: str, arguments: list[str]) -> int:
     return 0
 
 
+def _module(verb: str) -> str:
+    """The module of a verb."""
+    return verb.replace("-", "_")
+
+
 def _go_on(verb: str) -> str:
     """How to go on after an interruption."""
-    return getattr(sys.modules.get(f"workbench.cli.{verb}"), "GO_ON", "nothing was written; run it again")
+    return getattr(sys.modules.get(f"workbench.cli.{_module(verb)}"), "GO_ON", "nothing was written; run it again")
 
 
 def _refuse(sentence: str) -> int:
@@ -95,7 +101,7 @@ def _refuse(sentence: str) -> int:
 def usage() -> str:
     """The help text of the command."""
     lines = ["usage: workbench VERB [options]", "", "A workbench for speculative decoding of Qwen3.5-class models.", ""]
-    lines += [f"  {verb:<9} {about}" for verb, about in VERBS.items()]
+    lines += [f"  {verb:<15} {about}" for verb, about in VERBS.items()]
     lines += [
         "",
         "Every verb takes --json, --out, --seed, --device, --threads and --quiet; those that run a model also",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 import sys
 import types
@@ -157,3 +158,21 @@ def reals(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not valid: write numbers as 0.7,1") from None
+
+
+def mapping(text: str) -> dict[str, Any]:
+    """Names and values, read from JSON text such as {"enable_thinking": false}."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not valid: write a JSON object such as {{"enable_thinking": false}}'
+        )
+    return value
+
+
+def template_kinds() -> dict[str, Kind]:
+    """Readers of the options of chat templates."""
+    return {"chat_template": Kind(str, "FILE"), "template_options": Kind(mapping, "JSON")}

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import UserError
+from workbench.corpus.ondisk import is_dataset, open_dataset
 
 DEMO = Path(__file__).resolve().parents[2] / "data" / "heldout"
+DEMO_PROMPTS = DEMO.parent / "prompts" / "demo.jsonl"
 TEXT_SUFFIXES = frozenset(
     ".txt .text .md .markdown .rst .tex .org .html .htm .xml .csv .tsv .json .yaml .yml .toml .ini .cfg .py .pyi .c .h "
     ".cc .cpp .hpp .cu .cuh .rs .go .java .js .jsx .ts .tsx .rb .php .pl .lua .sh .sql .r .jl .scala .kt .swift".split()
@@ -31,7 +33,7 @@ class Document:
         doc_id: Its id.
         source: Register or file it came from.
         split: Its split; "" when it carries none.
-        content: Returns a mapping that holds "messages", "tokens" or the text column.
+        content: Returns a mapping with the columns that ``content_column`` knows.
     """
 
     doc_id: str
@@ -40,12 +42,14 @@ class Document:
     content: Callable[[], Mapping[str, Any]]
 
 
-def read_source(source: Any, *, text_column: str) -> tuple[str, list[Document]]:
+def read_source(source: Any, *, text_column: str, name: str = "") -> tuple[str, list[Document]]:
     """List the documents of a source.
 
     Args:
-        source: "demo", "demo/<register>", a file, a directory, a Hugging Face dataset, or a list of texts or mappings.
+        source: "demo", "demo/<register>", a file, a directory of files or of a dataset, a Hugging Face dataset, or a
+            list of texts or mappings.
         text_column: Column that holds text.
+        name: Of a dataset in memory; "" for its own.
 
     Returns:
         A short name without directories, and the documents in order.
@@ -60,11 +64,13 @@ def read_source(source: Any, *, text_column: str) -> tuple[str, list[Document]]:
         if not path.exists():
             raise UserError(f"source {str(source)!r} does not exist: give 'demo', a file, a directory or a dataset")
         name = path.resolve().name
+        if is_dataset(path):
+            return name, read_source(open_dataset(path), text_column=text_column, name=name)[1]
         return name, list(_folder(path, text_column) if path.is_dir() else _file(path, name, path.stem, text_column))
     if hasattr(source, "column_names") and hasattr(source, "features"):
-        return _table_name(source), list(_table(source, text_column))
+        return name or _table_name(source), list(_table(source, text_column, name=name))
     if isinstance(source, Mapping):
-        parts = [(str(split), _table(part, text_column, split=str(split))) for split, part in source.items()]
+        parts = [(str(split), _table(part, text_column, split=str(split), name=name)) for split, part in source.items()]
         return "dataset", [document for _, part in parts for document in part]
     if isinstance(source, Sequence):
         rows = [{text_column: row} if isinstance(row, str) else row for row in source]
@@ -153,7 +159,8 @@ def _line(path: Path, begin: int) -> Mapping[str, Any]:
 def _row(row: Any, where: str, default_id: str, register: str, text_column: str) -> Document:
     if not isinstance(row, Mapping):
         raise UserError(
-            f"{where} holds a {type(row).__name__}: a mapping with 'text', 'tokens' or 'messages' is needed"
+            f"{where} holds a {type(row).__name__}: a mapping with 'text', 'messages', 'tokens' or another column of "
+            "documents is needed"
         )
     content_column(list(row), text_column, where)
     doc_id = next((row[key] for key in ("doc_id", "id") if row.get(key) is not None), default_id)
@@ -181,7 +188,7 @@ def _parquet(path: Path, register: str, text_column: str) -> Iterator[Document]:
     )
 
 
-def _table(source: Any, text_column: str, *, split: str = "") -> Iterator[Document]:
+def _table(source: Any, text_column: str, *, split: str = "", name: str = "") -> Iterator[Document]:
     if not hasattr(source, "__len__") or not hasattr(source, "column_names"):
         raise UserError(
             f"a dataset of type {type(source).__name__} is not valid: give a datasets.Dataset of known length, such as "
@@ -192,7 +199,7 @@ def _table(source: Any, text_column: str, *, split: str = "") -> Iterator[Docume
         lambda column: list(source[column]),
         source.__getitem__,
         count=len(source),
-        name=_table_name(source),
+        name=name or _table_name(source),
         split=split or str(getattr(source, "split", None) or ""),
         text_column=text_column,
     )
@@ -227,12 +234,28 @@ def _label(given: Any, default: str) -> str:
 
 
 def content_column(names: list[str], text_column: str, where: str) -> str:
-    """The column that holds the documents; a text column that was named outranks the two others."""
-    order = ["messages", "tokens", text_column] if text_column == "text" else [text_column, "messages", "tokens"]
+    """The column that holds the documents.
+
+    Ids outrank text, which would be encoded again; a text column that was named outranks every other.
+
+    Args:
+        names: Columns there are.
+        text_column: The one that holds text.
+        where: For the sentence.
+
+    Returns:
+        "tokens", "input_ids", "messages", "prompt" or the text column.
+
+    Raises:
+        UserError: There is none of them.
+    """
+    order = ["tokens", "input_ids", "messages", *(["prompt"] if "completion" in names else []), "text", "prompt"]
+    if text_column != "text":
+        order = [text_column, *(name for name in order if name != "text")]
     for name in order:
         if name in names:
             return name
     raise UserError(
-        f"{where} has the columns {', '.join(map(repr, names)) or '(none)'}: 'messages', 'tokens' or {text_column!r} "
-        "is needed; name another text column with text_column=..."
+        f"{where} has the columns {', '.join(map(repr, names)) or '(none)'}: 'messages', 'tokens', 'input_ids', "
+        f"'prompt' with 'completion', or {text_column!r} is needed; name another text column with text_column=..."
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 import tokenizers
 
 from workbench.core.errors import CheckpointError, UserError
+
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
 class Tokenizer:
@@ -61,6 +64,37 @@ class Tokenizer:
             config["chat_template"] = template.read_text("utf-8")
         return cls(backend, config, hashlib.sha256(raw).hexdigest()[:16])
 
+    def with_template(self, template: str | Path) -> Tokenizer:
+        """The same tokenizer with another chat template.
+
+        Args:
+            template: A file that holds it, or the template itself: a text with a brace in it.
+
+        Returns:
+            A new tokenizer; ids and fingerprint are the same.
+
+        Raises:
+            UserError: There is no such file, or it is not UTF-8.
+        """
+        if not isinstance(template, (str, Path)):
+            raise UserError(f"chat_template of type {type(template).__name__} is not valid: give a file or a template")
+        text = str(template)
+        if isinstance(template, Path) or "{" not in text:
+            file = Path(template)
+            if not file.is_file():
+                raise UserError(f"chat_template={text!r} is not valid: there is no such file; give a Jinja template")
+            try:
+                text = file.read_text("utf-8")
+            except UnicodeDecodeError:
+                raise UserError(f"chat_template={str(file)!r} is not UTF-8 text: convert it") from None
+        return Tokenizer(self.backend, {**self.config, "chat_template": text}, self.fingerprint)
+
+    @property
+    def marks_generation(self) -> bool:
+        """Whether the chat template marks what the assistant generates with {% generation %}."""
+        template = self.config.get("chat_template")
+        return isinstance(template, str) and _GENERATION.search(template) is not None
+
     @property
     def vocab_size(self) -> int:
         """Number of ids the tokenizer knows."""
@@ -70,6 +104,11 @@ class Tokenizer:
     def special_ids(self) -> list[int]:
         """Ids of special tokens, ascending."""
         return sorted(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+
+    @property
+    def special_texts(self) -> list[str]:
+        """Texts of special tokens, by ascending id."""
+        return [token.content for _, token in sorted(self.backend.get_added_tokens_decoder().items()) if token.special]
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; special tokens written out in it are recognised, none is added."""
@@ -125,13 +164,20 @@ class Tokenizer:
             raise UserError(f"the chat template of this checkpoint is not valid Jinja ({error}); restore it") from None
 
     def render(
-        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = False
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[tuple[str, bool]]:
         """Render a conversation with the checkpoint's template.
 
         Args:
             messages: Mappings with "role" and "content".
             add_generation_prompt: End with the opening of an assistant turn.
+            tools: Descriptions of tools for the template; None for none.
+            variables: What else the template is given, by name, such as enable_thinking.
 
         Returns:
             Spans (text, generated): generated is True inside {% generation %} marks.
@@ -149,11 +195,13 @@ class Tokenizer:
             for name in ("bos_token", "eos_token", "pad_token")
         }
         template = self._template
-        written = self.config["chat_template"] + json.dumps(list(messages), ensure_ascii=False, default=str)
+        said = [list(messages), tools, dict(variables or {})]
+        written = self.config["chat_template"] + json.dumps(said, ensure_ascii=False, default=str)
         free = (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in written)  # private use area
         self._marks = opening, closing = next(free), next(free)
         try:
-            text = template.render(messages=messages, add_generation_prompt=add_generation_prompt, **tokens)
+            given = {**tokens, **(variables or {}), "messages": messages, "tools": tools}
+            text = template.render(add_generation_prompt=add_generation_prompt, **given)
         except (TemplateError, TypeError) as error:
             raise UserError(f"the chat template fails on this conversation ({error}): check its messages") from None
         spans: list[tuple[str, bool]] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.core.errors import UserError, check_int
 from workbench.core.progress import progress
-from workbench.core.tape import Corpus, Own, Tape
+from workbench.core.tape import Corpus, Tape
 from workbench.datasets.extract import numerical_class
 from workbench.datasets.provenance import as_corpus
 from workbench.model.fingerprint import fingerprint
@@ -16,6 +16,7 @@ from workbench.model.hybrid import HybridModel
 from workbench.sampling.options import Shaping
 from workbench.spec.generate import generate, make_options
 from workbench.spec.options import GenerateOptions
+from workbench.spec.own import own_mark, shaping_text
 
 FOREIGN = ("force", "grammar")  # arguments of ``generate`` under which a text is not the target's own
 
@@ -67,7 +68,7 @@ def own_tapes(
                 )
             given = {**options, "max_new_tokens": max_new_tokens, "sequence": sequence + i}
             made = generate(model, tape.tokens[:n].tolist(), **given)
-            tokens, own = [*made.prompt, *made.tokens], _mark(chosen, here, sequence + i, drafts=drafts)
+            tokens, own = [*made.prompt, *made.tokens], own_mark(chosen, here, sequence + i, drafts=drafts)
             tapes.append(Tape(tape.doc_id, tokens, n, tape.source, tape.split, own=own))  # type: ignore[arg-type]
     return Corpus(tapes, name=f"own({corpus.name})", tokenizer=corpus.tokenizer)
 
@@ -76,26 +77,6 @@ def chosen_options(given: dict[str, Any]) -> GenerateOptions:
     """The options of a ``generate`` call among all its arguments."""
     names = GenerateOptions.__dataclass_fields__
     return make_options(given.get("options"), {k: v for k, v in given.items() if k in names}, full_force=False)
-
-
-def _mark(options: GenerateOptions, model: str, sequence: int, *, drafts: bool) -> Own:
-    chooser = options.chooser()
-    if chooser.plain:
-        return Own("greedy", model)
-    return Own(
-        "sampled",
-        model,
-        seed=options.seed,
-        temperature=options.temperature,
-        sequence=sequence,
-        shaping=shaping_text(options.shaping()),
-        accept="ratio" if chooser.by_ratio and drafts else "coupled",
-    )
-
-
-def shaping_text(shaping: Shaping) -> str:
-    """A shaping as one text, the same for equal shapings."""
-    return json.dumps(shaping.key(), sort_keys=True)
 
 
 def sequence_of(tape: Tape, index: int) -> int:
