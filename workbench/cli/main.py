@@ -20,7 +20,7 @@ from workbench.core.errors import UserError
 VERBS = {
     "demo": "the whole job on the shipped checkpoint: decode, extract, replay, sweep, figures, a summary page",
     "generate": "decode one prompt, speculatively or plainly, and show every round",
-    "extract": "write anchor records of a corpus, to train drafters on",
+    "extract": "write anchor records or a sequence store of a corpus, to train drafters on",
     "replay": "write the draft table and the NLL of a corpus",
     "sweep": "walk a grid of policies over draft tables, recommend one, write a page with sliders",
     "train": "build the demo corpus, train the demo checkpoint, average two checkpoints",

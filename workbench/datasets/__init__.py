@@ -10,7 +10,7 @@ from workbench.datasets.norm import post_norm, rebuilt_logits
 from workbench.datasets.options import ExtractOptions
 from workbench.datasets.sequence_options import SequenceOptions
 from workbench.datasets.sequence_rows import SequenceRow, read_sequence, sequences
-from workbench.datasets.sequences import extract_sequences, load_sequences
+from workbench.datasets.sequence_store import extract_sequences, load_sequences
 
 __all__ = [
     "ExtractOptions",

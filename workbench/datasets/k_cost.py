@@ -23,8 +23,8 @@ from workbench.datasets.extract import KIND as ANCHORS
 from workbench.datasets.extract import load_anchors
 from workbench.datasets.law_rows import COLUMNS, KS, OF_DRAFTER, check_ks
 from workbench.datasets.sequence_rows import sequences
-from workbench.datasets.sequences import KIND as SEQUENCE
-from workbench.datasets.sequences import load_sequences
+from workbench.datasets.sequence_store import KIND as SEQUENCE
+from workbench.datasets.sequence_store import load_sequences
 
 if TYPE_CHECKING:
     import datasets
