@@ -72,6 +72,21 @@ class Split:
         self.total_R = self.inside_RK[:, -1] + rest_R1[:, 0]
 
 
+def log_outside(logs_RV: Tensor, ids_RK: Tensor) -> Tensor:
+    """Logarithms of the probability outside the first k kept ids, for every k; right where the sum itself is 0.
+
+    Args:
+        logs_RV: Logarithms of probabilities.
+        ids_RK: The kept ids, most probable first.
+
+    Returns:
+        Float64 [R, K]; -inf where nothing is left.
+    """
+    rest_R1 = logs_RV.scatter(-1, ids_RK, -torch.inf).logsumexp(-1, keepdim=True)
+    later_RK = logs_RV.gather(-1, ids_RK).flip(-1).logcumsumexp(-1).flip(-1)[:, 1:]
+    return torch.cat([torch.logaddexp(later_RK, rest_R1.expand_as(later_RK)), rest_R1], -1)
+
+
 def compare_laws(
     target_RV: Tensor, drafter_RV: Tensor | None, *, ks: Sequence[int], temperature: float
 ) -> dict[str, Tensor]:
@@ -105,7 +120,8 @@ def compare_laws(
     theirs, shared = Split(q, ids_RK), Split(torch.minimum(p, q), ids_RK)
     terms = Split(divergence_terms(p, q, logp, logq), ids_RK)
     theirs_tail = theirs.outside_RK[:, at]
-    bucket = divergence_terms(tail, theirs_tail, tail.log(), theirs_tail.log())
+    logs = [log_outside(x, ids_RK)[:, at] for x in (logp, logq)]
+    bucket = divergence_terms(tail, theirs_tail, *logs)
     bound, kept = torch.minimum(tail, theirs_tail), shared.inside_RK[:, at]
     renormalised = [
         torch.minimum(mass.kept_RK[:, :k] / inside[:, n, None], theirs.kept_RK[:, :k]).sum(-1)
