@@ -75,7 +75,10 @@ def test_columns_equal_a_plain_computation(laws, ks, temperature):
         logits = [x[r].double().numpy() / temperature for x in laws]
         p, q = (np.exp(x - x.max()) / np.exp(x - x.max()).sum() for x in logits)
         order = sorted(range(23), key=lambda i: (-float(laws[0][r, i]), i))
-        close = lambda name, n, value: math.isclose(float(c[name][r, n]), value, rel_tol=1e-9, abs_tol=1e-12)  # noqa: E731
+
+        def close(name: str, n: int, value: float, r: int = r) -> bool:
+            return math.isclose(float(c[name][r, n]), value, rel_tol=1e-9, abs_tol=1e-12)
+
         for n, k in enumerate(ks):
             kept, rest = order[:k], order[k:]
             assert close("mass", n, p[kept].sum()) and close("tail", n, p[rest].sum())
@@ -95,7 +98,7 @@ def test_columns_equal_a_plain_computation(laws, ks, temperature):
                 assert close("kl_bucket", n, (a * np.log(a / b)).sum())
 
 
-# ---------------------------------------------------------------- controls: what the bucket and the full softmax are for
+# ---------------------------------------------------------------- controls: what the bucket is for
 
 
 def example() -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,15 +20,16 @@ from workbench.datasets import (
     post_norm,
     read_sequence,
     rebuilt_logits,
+    sequence_passes,
+    sequence_store,
     sequences,
     to_arrays,
 )
-from workbench.datasets import sequence_passes, sequence_store
 from workbench.datasets import shards as shards_module
 from workbench.datasets.rows import read_rows, stored_columns
 from workbench.datasets.topk import sparse_rows
 from workbench.model.hybrid import HybridModel
-from workbench_kernels import use
+from workbench_kernels.dispatch import use
 
 SMALL = dict(chunk=16, shard_tokens=120)
 
@@ -233,7 +234,7 @@ def test_a_record_batch_is_a_document(model, tmp_path):
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(model, tmp_path, monkeypatch, batch):
-    options = dict(taps=[1], hidden_dtype="fp8", batch=batch, **SMALL)
+    options = dict(taps=[1], hidden_dtype="fp8", batch=batch, chunk=16, shard_tokens=40)
     extract_sequences(model, ragged(), out=tmp_path / "whole", **options)
     write, left = shards_module._Hashing.write, [sum(map(len, shards(tmp_path / "whole"))) // 2]
 
@@ -291,7 +292,7 @@ def test_a_row_that_is_not_finite_names_document_position_and_layer(tiny, tmp_pa
     model.embed.data[7] = float("nan")
     tape = Tape("bad", np.array([1, 2, 3, 7, 4]))
     with pytest.raises(UserError, match="document 'bad': the trunk row of position 3 is not finite"):
-        extract_sequences(model, tape, out=tmp_path / "x", taps=taps)
+        extract_sequences(model, tape, out=tmp_path / "x", taps=taps, chunk=3)
     assert not list(tmp_path.iterdir())
 
 

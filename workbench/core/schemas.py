@@ -53,9 +53,7 @@ def anchor_schema(*, hidden_size: int, gamma: int, top_k: int, hidden_dtype: str
     )
 
 
-def sequence_schema(
-    *, taps: Sequence[int] = (), top_k: int | None = None, hidden_dtype: str = "bfloat16"
-) -> pa.Schema:
+def sequence_schema(*, taps: Sequence[int] = (), top_k: int | None = None, hidden_dtype: str = "bfloat16") -> pa.Schema:
     """Columns of a row of the sequence store: one document, its per-token columns flattened.
 
     Lists have 64-bit offsets, since the rows of a few long documents pass 2^31 values.

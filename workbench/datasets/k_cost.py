@@ -48,7 +48,7 @@ def topk_cost(
 
     Returns:
         A row per k, means over positions:
-        positions, documents; ``mass`` kept and ``tail`` with its 95 % interval by document, 95th percentile and maximum;
+        positions, documents; ``mass`` kept; ``tail`` with its 95 % interval by document, 95th percentile and maximum;
         ``tv``, by which a drafter that learnt the renormalised kept law to perfection differs from the target, which is
         also the acceptance it loses; ``tv_spread``, the same for the law that spreads the tail evenly over the other
         ids (null from records). From full laws of target and drafter also ``kl`` and ``kl_bucket`` (kept ids and one

@@ -137,7 +137,7 @@ def _blocks(
 
 
 def _rows(model: HybridModel, tape: Tape, at_P: np.ndarray, chunk: int) -> tuple[Tensor, Tensor | None]:
-    """Rows of the target at some positions, and carriers that the drafter gives there; both go to a head as they are."""
+    """Rows of the target at some positions, and what the drafter gives there; either goes to its head as it is."""
     n = int(at_P[-1]) + 1
     tokens_BS = upload(padded_tokens([tape], [n]), model.device)
     cache = model.new_cache(capacity=n)

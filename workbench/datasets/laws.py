@@ -124,8 +124,7 @@ def compare_laws(
     bucket = divergence_terms(tail, theirs_tail, *logs)
     bound, kept = torch.minimum(tail, theirs_tail), shared.inside_RK[:, at]
     renormalised = [
-        torch.minimum(mass.kept_RK[:, :k] / inside[:, n, None], theirs.kept_RK[:, :k]).sum(-1)
-        for n, k in enumerate(ks)
+        torch.minimum(mass.kept_RK[:, :k] / inside[:, n, None], theirs.kept_RK[:, :k]).sum(-1) for n, k in enumerate(ks)
     ]
     return out | {
         "kl": terms.total_R[:, None].expand_as(tail),

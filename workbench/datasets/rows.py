@@ -38,7 +38,7 @@ def stored_columns(name: str, x_RH: Tensor, dtype: str) -> dict[str, Tensor]:
     if dtype == "float32":
         return columns | {name: x_RH.float()}
     packed = FP8().encode(x_RH)
-    scale_R = packed[:, :SCALE_BYTES].contiguous().view(torch.float32)[:, 0]
+    scale_R = packed[:, :SCALE_BYTES].reshape(-1).view(torch.float32)
     return columns | {name: packed[:, SCALE_BYTES:].contiguous(), f"{name}_scale": scale_R}
 
 

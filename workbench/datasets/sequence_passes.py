@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from workbench.core.errors import UserError
 from workbench.core.schemas import tap_column
@@ -79,7 +80,7 @@ def run_documents(
         )
         places_R = upload(flat_places([np.arange(n) for n in counts], t), model.device)
         wanted = {"hidden": rows.trunk_BTH} | {tap_column(layer): rows.taps[layer] for layer in options.taps}
-        columns = {}
+        columns = dict[str, Tensor]()
         for name, x_BTH in wanted.items():
             columns |= stored_columns(name, x_BTH.flatten(0, 1)[places_R], options.hidden_dtype)
         if options.top_k is not None:
