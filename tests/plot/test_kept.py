@@ -16,13 +16,13 @@ COST = pl.DataFrame(
         "tail": [0.3, 0.1, 0.0],
         "tail_low": [0.2, 0.05, 0.0],
         "tail_high": [0.4, 0.15, 0.0],
-        "tv_spread": [0.25, 0.08, 0.0],
+        "error_middle": [0.02, -0.001, 0.0],
         "bound": [0.2, 0.06, 0.0],
         "error_bucket": [0.1, 0.02, 0.0],
         "error_renorm": [-0.05, 0.01, 0.0],
     }
 )
-DRAFTER = ("tv_spread", "bound", "error_bucket", "error_renorm")
+DRAFTER = ("bound", "error_bucket", "error_renorm", "error_middle")
 
 
 def lines(ax) -> dict[str, list[float]]:
@@ -32,8 +32,8 @@ def lines(ax) -> dict[str, list[float]]:
 def test_every_share_is_a_line_over_k():
     ax = plot.topk_cost(COST)
     drawn = lines(ax)
-    assert drawn["tail: most that renormalising can cost"][:2] == [0.3, 0.1]
-    assert drawn["acceptance error, renormalised"][:2] == [0.05, 0.01] and len(drawn) == 5
+    assert drawn["tail: most that renormalising can be off"][:2] == [0.3, 0.1]
+    assert drawn["kept law renormalised"][:2] == [0.05, 0.01] and len(drawn) == 5
     assert ax.get_xscale() == ax.get_yscale() == "log" and ax.get_xlabel() == "kept ids k"
     texts = " ".join(text.get_text() for text in ax.texts)
     assert "900 positions of 12 documents" in texts and "bars of the tail" in texts

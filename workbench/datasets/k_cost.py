@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 BLOCK_RECORDS = 1024
 HIGH = 0.95  # quantile of the tail that is reported beside its mean and its maximum
-ERRORS = {"error_bucket": "accept_bucket", "error_kept": "accept_kept", "error_renorm": "accept_renorm"}
+ERRORS = ("error_bucket", "error_kept", "error_middle", "error_renorm")
 
 
 def topk_cost(
@@ -54,15 +54,20 @@ def topk_cost(
         ids (null from records). From full laws of target and drafter also ``kl`` and ``kl_bucket`` (kept ids and one
         bucket), ``accept``, and what acceptance judged through the kept ids misses, each with ``_most``, its largest
         magnitude at a position: ``error_bucket`` (tails as one more id; never too low), ``error_kept`` (kept ids alone;
-        never too high), both within ``bound``, and ``error_renorm`` (kept law renormalised), within ``tail``.
+        never too high), both within ``bound``; ``error_middle`` (the mean of the two), within half of it; and
+        ``error_renorm`` (kept law renormalised), within ``tail``.
 
     Raises:
         UserError: The source holds no kept ids, or a k is not valid.
     """
+    import polars as pl
+
     rows = _rows(source, ks)
     if not len(rows):
         raise UserError("there is no position to report on: no slot of these records is supervised")
-    rows = rows.with_columns(**{name: rows[column] - rows["accept"] for name, column in ERRORS.items()})
+    accept, kept, bucket = (pl.col(name) for name in ("accept", "accept_kept", "accept_bucket"))
+    judged = {"bucket": bucket, "kept": kept, "middle": (kept + bucket) / 2, "renorm": pl.col("accept_renorm")}
+    rows = rows.with_columns((found - accept).alias(f"error_{name}") for name, found in judged.items())
     return _summary(rows, seed)
 
 

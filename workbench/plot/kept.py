@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SERIES = {
-    "tail": "tail: most that renormalising can cost",
-    "tv_spread": "tail spread evenly (total variation)",
-    "bound": "bound of judging with a bucket",
-    "error_bucket": "acceptance too high with a bucket",
-    "error_renorm": "acceptance error, renormalised",
+    "tail": "tail: most that renormalising can be off",
+    "bound": "bound: width of the bracket",
+    "error_bucket": "upper end: tails as one more id",
+    "error_renorm": "kept law renormalised",
+    "error_middle": "middle of the bracket",
 }
 
 
 def topk_cost(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """The mass that k kept ids miss, and by how much acceptance judged through them is wrong, against k.
+    """The mass that k kept ids miss, and by how much acceptance judged through them is off, against k.
 
     Args:
-        frame: What ``topk_cost`` returned: k, positions, documents, tail with tail_low and tail_high, tv_spread, bound,
-            error_bucket and error_renorm; columns that are null, as from records alone, are not drawn.
+        frame: What ``topk_cost`` returned: k, positions, documents, tail with tail_low and tail_high, bound,
+            error_bucket, error_renorm and error_middle; columns that are null, as from records, are not drawn.
         ax: Axes to draw on; None for a new figure.
 
     Returns:
@@ -40,15 +40,15 @@ def topk_cost(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
         return style.empty(ax, "ks")
     rows = frame.sort("k")
     ax.set(xscale="log", yscale="log")
-    ks, ends = rows["k"].to_list(), []
+    ks = rows["k"].to_list()
     for i, (column, name) in enumerate(SERIES.items()):
         values = _shares(rows, column)
         low, high = (_shares(rows, end) if column == "tail" else [None] * len(ks) for end in ("tail_low", "tail_high"))
-        ends += style.line(ax, ks, values, low, high, index=i, name=name)
+        style.line(ax, ks, values, low, high, index=i, name=name)
     ax.set_xticks(ks, [str(k) for k in ks])
     ax.minorticks_off()
-    style.end_labels(ax, ends)
-    style.titles(ax, "What keeping k ids hides", x="kept ids k", y="share of the law, or of drafts")
+    style.legend(ax, loc="lower left")
+    style.titles(ax, "What keeping k ids hides", x="kept ids k", y="share of the law, or error of acceptance")
     counts = frames.counted(int(rows["positions"][0]), "position")
     documents = int(rows["documents"][0])
     of = f"n = {counts} of {frames.counted(documents, 'document')}; means"
