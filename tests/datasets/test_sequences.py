@@ -27,6 +27,7 @@ from workbench.datasets import (
     to_arrays,
 )
 from workbench.datasets import shards as shards_module
+from workbench.datasets.norm import LAYERS
 from workbench.datasets.rows import read_rows, stored_columns
 from workbench.datasets.topk import sparse_rows
 from workbench.model.hybrid import HybridModel
@@ -119,7 +120,7 @@ def test_the_manifest_says_how_to_read_it(model, tmp_path):
     assert manifest.kind == "sequence" and manifest.complete and manifest.extra["pre_norm"] is True
     assert manifest.parameters == SequenceOptions((1,), "fp8", **SMALL).to_dict()
     assert manifest.extra["layers"] == {
-        "convention": sequence_store.CONVENTION,
+        "convention": LAYERS,
         "count": model.config.num_layers,
         "taps": [1],
     }

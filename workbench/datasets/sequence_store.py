@@ -17,7 +17,7 @@ from workbench.core.schemas import sequence_schema
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets.extract import numerical_class
 from workbench.datasets.groups import WINDOW, batch_limit, plan_groups
-from workbench.datasets.norm import NORM_FILE, norm_bytes, norm_facts
+from workbench.datasets.norm import LAYERS, NORM_FILE, norm_bytes, row_facts
 from workbench.datasets.provenance import as_corpus, check_tapes, new_manifest
 from workbench.datasets.sequence_options import SequenceOptions
 from workbench.datasets.sequence_passes import Stretch, run_documents, sparse_names, whole_documents
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 KIND = "sequence"
 HELD_BYTES = 2 << 30  # documents that wait for their turn hold at most this much
-CONVENTION = "tap i is the output rows of layer i, counted from 0; hidden is before the final norm"
 
 
 class SequenceDirectory(ShardDirectory):
@@ -90,15 +89,13 @@ def extract_sequences(
     check_tapes(model, corpus)
     sizes = [len(tape) for tape in corpus]
     schema = sequence_schema(taps=options.taps, top_k=options.top_k, hidden_dtype=options.hidden_dtype)
-    extra = {
-        "norm": norm_facts(model),
-        "pre_norm": True,
-        "layers": {"convention": CONVENTION, "count": model.config.num_layers, "taps": list(options.taps)},
-    }
+    layers = {"convention": LAYERS, "count": model.config.num_layers, "taps": list(options.taps)}
     with numerical_class(model, exact):
         directory = SequenceDirectory(
             Path(out),
-            new_manifest(KIND, model, corpus, parameters=options.to_dict(), extra=extra),
+            new_manifest(
+                KIND, model, corpus, parameters=options.to_dict(), extra=row_facts(model) | {"layers": layers}
+            ),
             plan=plan_shards(sizes, options.shard_tokens),
             schema=schema,
             files={NORM_FILE: norm_bytes(model)},
