@@ -26,7 +26,6 @@ from workbench.datasets import (
     sequences,
     to_arrays,
 )
-from workbench.datasets import shards as shards_module
 from workbench.datasets.norm import LAYERS
 from workbench.datasets.rows import read_rows, stored_columns
 from workbench.datasets.topk import sparse_rows
@@ -237,26 +236,29 @@ def test_a_record_batch_is_a_document(model, tmp_path):
             assert {batch.num_rows for batch in stream} == {1}
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", [1, 2])
 def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(model, tmp_path, monkeypatch, batch):
-    options = dict(taps=[1], hidden_dtype="fp8", batch=batch, chunk=16, shard_tokens=40)
-    extract_sequences(model, ragged(), out=tmp_path / "whole", **options)
-    write, left = shards_module._Hashing.write, [sum(map(len, shards(tmp_path / "whole"))) // 2]
+    options = dict(taps=[1], hidden_dtype="fp8", batch=batch, chunk=16, shard_tokens=100)
+    forward, calls = HybridModel.forward, [0, 1 << 30]
 
-    def full(self, data):
-        left[0] -= memoryview(data).nbytes
-        if left[0] < 0:
-            raise OSError(28, "No space left on device")
-        return write(self, data)
+    def counted(self, *given, **more):
+        calls[0] += 1
+        if calls[0] > calls[1]:
+            raise KeyboardInterrupt
+        return forward(self, *given, **more)
 
-    monkeypatch.setattr(shards_module._Hashing, "write", full)
-    with pytest.raises(UserError, match=r"could not be written.*run again"):
-        extract_sequences(model, ragged(), out=tmp_path / "x", **options)
-    monkeypatch.undo()
-    done = Manifest.read(tmp_path / "x")
-    assert done.shards and not done.complete
-    extract_sequences(model, ragged(), out=tmp_path / "x", **options)
+    monkeypatch.setattr(HybridModel, "forward", counted)
+    extract_sequences(model, ragged(24), out=tmp_path / "whole", **options)
+    calls[:] = 0, 2 * calls[0] // 3
+    with pytest.raises(KeyboardInterrupt):
+        extract_sequences(model, ragged(24), out=tmp_path / "x", **options)
+    done = {shard["file"] for shard in Manifest.read(tmp_path / "x").shards}
+    assert 0 < len(done) < len(shards(tmp_path / "whole")) and not list((tmp_path / "x").glob("*.tmp"))
+    before = {name: (tmp_path / "x" / name).stat().st_mtime_ns for name in done}
+    calls[:] = 0, 1 << 30
+    extract_sequences(model, ragged(24), out=tmp_path / "x", **options)
     assert contents(tmp_path / "x") == contents(tmp_path / "whole")
+    assert before == {name: (tmp_path / "x" / name).stat().st_mtime_ns for name in done}, "finished shards stay"
 
 
 def test_documents_that_wait_are_bounded(model, monkeypatch):
