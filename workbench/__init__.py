@@ -26,7 +26,13 @@ _LAZY = {
     "load_answers": "workbench.datasets:load_answers",
     "token_counts": "workbench.corpus:token_counts",
     "extract": "workbench.datasets:extract",
+    "extract_sequences": "workbench.datasets:extract_sequences",
     "load_anchors": "workbench.datasets:load_anchors",
+    "load_sequences": "workbench.datasets:load_sequences",
+    "read_sequence": "workbench.datasets:read_sequence",
+    "topk_rows": "workbench.datasets:topk_rows",
+    "topk_cost": "workbench.datasets:topk_cost",
+    "record_bytes": "workbench.datasets:record_bytes",
     "replay": "workbench.replay",
     "load_table": "workbench.replay:load_table",
     "score": "workbench.replay:score",
@@ -90,6 +96,7 @@ __all__ = [
     "expected_rounds",
     "explore",
     "extract",
+    "extract_sequences",
     "FixedK",
     "Gate",
     "generate",
@@ -102,6 +109,7 @@ __all__ = [
     "load",
     "load_anchors",
     "load_answers",
+    "load_sequences",
     "load_sweep",
     "load_table",
     "MinConfidence",
@@ -116,7 +124,9 @@ __all__ = [
     "published_costs",
     "quiet",
     "random_model",
+    "read_sequence",
     "recommend",
+    "record_bytes",
     "replay",
     "score",
     "Scripted",
@@ -127,6 +137,8 @@ __all__ = [
     "sweep",
     "Tape",
     "token_counts",
+    "topk_cost",
+    "topk_rows",
     "tree_shapes",
     "tree_walk",
     "TreeShape",
@@ -142,6 +154,17 @@ if TYPE_CHECKING:
     from workbench.core.tape import Corpus, Tape
     from workbench.corpus import corpus, prompts, token_counts
     from workbench.datasets import extract, generate_corpus, load_anchors, load_answers
+    from workbench.corpus import corpus, token_counts
+    from workbench.datasets import (
+        extract,
+        extract_sequences,
+        load_anchors,
+        load_sequences,
+        read_sequence,
+        record_bytes,
+        topk_cost,
+        topk_rows,
+    )
     from workbench.facade import load
     from workbench.model.shapes import random_model
     from workbench.replay import (

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from workbench.core.schemas import SEQUENCE_DTYPES
 from workbench.core.tape import Corpus, Tape
-from workbench.datasets import extract, to_arrays
+from workbench.datasets import extract, extract_sequences, to_arrays
+from workbench.datasets.rows import stored_columns
 from workbench.model.hybrid import HybridModel
 from workbench.model.transfer import HostCopies, upload
 from workbench.replay import ReplayOptions, replay
@@ -116,3 +118,26 @@ def test_tables_of_a_ragged_batch_are_the_cpus(
     assert np.array_equal(ours["target_id"].to_numpy()[sure], theirs["target_id"].to_numpy()[sure])
     top = [np.nan_to_num(frame["draft_top1"].to_numpy()[led]) for frame in (ours, theirs)]
     assert np.mean(np.abs(top[0] - top[1]) < 1e-3) > 0.99, "chains part only where a draft was a tie"
+
+
+def test_rows_of_a_store_are_the_cpus_bits(device: torch.device) -> None:
+    x = torch.randn(300, 96, generator=torch.Generator().manual_seed(3)) * torch.logspace(-9, 4, 300)[:, None]
+    x[0] = 0.0
+    for dtype in SEQUENCE_DTYPES:
+        there, here = stored_columns("h", x.to(device), dtype), stored_columns("h", x, dtype)
+        assert there.keys() == here.keys()
+        assert all(torch.equal(there[name].cpu(), here[name]) for name in here), dtype
+        other = stored_columns("h", -x.to(device), dtype)
+        assert not torch.equal(other["h"].cpu(), here["h"]), "control: other rows"
+
+
+def test_a_store_of_ragged_batches_is_that_of_batches_of_one(
+    on_device: HybridModel, ragged: Corpus, tmp_path: Path
+) -> None:
+    options = dict(taps=[0, 2], hidden_dtype="fp8", top_k=8, exact=True, shard_tokens=2000)
+    for batch in (1, 8):
+        extract_sequences(on_device, ragged, out=tmp_path / str(batch), batch=batch, **options)
+    alone, together = (
+        [file.read_bytes() for file in sorted((tmp_path / str(batch)).glob("*.arrow"))] for batch in (1, 8)
+    )
+    assert len(alone) > 1 and alone == together

@@ -1,35 +1,56 @@
-"""``workbench extract``: anchor records of a corpus, as Arrow shards that ``datasets.load_from_disk`` opens."""
+"""``workbench extract``: anchor records or a sequence store of a corpus, as Arrow shards that ``datasets`` opens."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from time import perf_counter
 from typing import Any
 
 from workbench.cli.common import Outcome, add_common, add_corpus, load, read_corpus
 from workbench.cli.options import Kind, add_options, given
-from workbench.cli.parser import Parser
+from workbench.cli.parser import Parser, one_of
+from workbench.core.errors import UserError
 from workbench.core.manifest import Manifest
 
 GO_ON = "finished shards are kept: run the same command again to go on from there"
+KINDS = {"anchors": "load_anchors", "sequence": "load_sequences"}
 
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the verb's arguments."""
-    from workbench.core.schemas import HIDDEN_DTYPES
-    from workbench.datasets import ExtractOptions, extract
+    from workbench.core.schemas import SEQUENCE_DTYPES
+    from workbench.datasets import ExtractOptions, SequenceOptions, extract
 
     parser = Parser(
-        "extract", "Write anchor records of a corpus; a killed run goes on where it stopped.", usage="--out DIR"
+        "extract",
+        "Write anchor records or a sequence store of a corpus; a killed run goes on where it stopped.",
+        usage="--out DIR",
+    )
+    parser.add_argument(
+        "--kind",
+        type=one_of(tuple(KINDS)),
+        default="anchors",
+        metavar="{" + ",".join(KINDS) + "}",
+        help="anchors: a record per anchor; sequence: every token's row, a record per document (default: anchors)",
     )
     names = add_options(
         parser,
         ExtractOptions,
         title="records",
         skip=("seed",),
-        choices={"hidden_dtype": HIDDEN_DTYPES},
+        choices={"hidden_dtype": SEQUENCE_DTYPES},
         kinds={"anchors": Kind(anchors, "N|all|P,P,...")},
+        defaults={"top_k": "64; of a sequence store none"},
+    )
+    store = add_options(
+        parser,
+        SequenceOptions,
+        title="sequence store, beside --hidden-dtype (fp8 as well), --top-k, --temperature, --chunk and --batch",
+        skip=names,
+        kinds={"taps": Kind(layers, "L,L,...")},
+        defaults={"taps": "none"},
     )
     resume = add_options(parser, extract, title="directory", only=("resume",))
     add_corpus(parser)
@@ -39,24 +60,35 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         required=True,
         seed="seed of the choice of anchors (default: 20260811) and of documents under --limit (default: 0)",
     )
-    parser.set_defaults(names=names, resume_names=resume)
+    parser.set_defaults(names=[*names, *store], resume_names=resume)
     return parser.read(argv)
 
 
 def run(args: argparse.Namespace) -> Outcome:
     """Extract, and return what was written."""
-    from workbench.datasets import ExtractOptions, extract
+    from workbench.datasets import ExtractOptions, SequenceOptions, extract, extract_sequences
 
-    options = given(args, args.names) | ({} if args.seed is None else {"seed": args.seed})
-    ExtractOptions(**options)
+    options = given(args, args.names)
+    kind: Any = SequenceOptions if args.kind == "sequence" else ExtractOptions
+    if strange := sorted(options.keys() - {field.name for field in fields(kind)}):
+        other = next(name for name in KINDS if name != args.kind)
+        raise UserError(
+            f"--{strange[0].replace('_', '-')} shapes --kind {other}, and --kind {args.kind} was asked for: leave it "
+            f"out, or give --kind {other}"
+        )
+    if args.seed is not None and kind is ExtractOptions:
+        options["seed"] = args.seed
+    kind(**options)
     model = load(args)
     tapes = read_corpus(args, model)
+    write: Any = extract_sequences if args.kind == "sequence" else extract
     began = perf_counter()
-    records = extract(model, tapes, out=args.out, **options, **given(args, args.resume_names))
+    records = write(model, tapes, out=args.out, **options, **given(args, args.resume_names))
     seconds = perf_counter() - began
     manifest = Manifest.read(args.out)
     data = {
         "verb": "extract",
+        "kind": args.kind,
         "out": args.out,
         "records": len(records),
         "documents": len(tapes),
@@ -72,7 +104,7 @@ def run(args: argparse.Namespace) -> Outcome:
     text = (
         f"{len(records):,} records of {len(tapes):,} tapes ({tapes.n_tokens:,} tokens) in {args.out}: "
         f"{len(manifest.shards)} shards, {data['bytes']:,} bytes, {seconds:.1f} s\n"
-        f"open them with workbench.load_anchors({args.out!r}) or datasets.load_from_disk({args.out!r})"
+        f"open them with workbench.{KINDS[args.kind]}({args.out!r}) or datasets.load_from_disk({args.out!r})"
     )
     return Outcome(data, text)
 
@@ -81,10 +113,17 @@ def anchors(text: str) -> Any:
     """A count per document, "all", or positions separated by commas; ``ExtractOptions`` checks it."""
     if text == "all":
         return text
-    parts = text.split(",")
-    try:
-        numbers = [int(part) for part in parts]
-    except ValueError:
-        message = f"{text!r} is not valid: give a count per document, all, or positions separated by commas"
-        raise argparse.ArgumentTypeError(message) from None
+    numbers = _integers(text, "give a count per document, all, or positions separated by commas")
     return numbers if len(numbers) > 1 else numbers[0]
+
+
+def layers(text: str) -> tuple[int, ...]:
+    """Layers separated by commas; ``SequenceOptions`` checks them."""
+    return tuple(_integers(text, "give layers separated by commas, counted from 0"))
+
+
+def _integers(text: str, hint: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid: {hint}") from None

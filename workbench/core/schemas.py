@@ -6,12 +6,14 @@ contiguous array.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 HIDDEN_DTYPES = ("bfloat16", "float32")
+SEQUENCE_DTYPES = ("bfloat16", "float32", "fp8")
 
 
 def anchor_schema(*, hidden_size: int, gamma: int, top_k: int, hidden_dtype: str = "bfloat16") -> pa.Schema:
@@ -49,3 +51,41 @@ def anchor_schema(*, hidden_size: int, gamma: int, top_k: int, hidden_dtype: str
             column("logsumexp_t", pa.float32(), gamma),
         ]
     )
+
+
+def sequence_schema(*, taps: Sequence[int] = (), top_k: int | None = None, hidden_dtype: str = "bfloat16") -> pa.Schema:
+    """Columns of a row of the sequence store: one document, its per-token columns flattened.
+
+    Lists have 64-bit offsets, since the rows of a few long documents pass 2^31 values.
+
+    Args:
+        taps: Layers whose output rows are kept beside the trunk rows; default none.
+        top_k: Ids kept per token; None, the default, for no ``top_*`` columns.
+        hidden_dtype: "bfloat16" (the uint16 of the bits), "float32", or "fp8" (the uint8 of an e4m3 value, with a
+            ``*_scale`` column of one float32 per token); default "bfloat16".
+
+    Returns:
+        The schema; a document of n tokens has lists of n, of n * H for rows, and of n * top_k for ``top_*``.
+    """
+    import pyarrow as pa
+
+    def listed(name: str, kind: pa.DataType) -> pa.Field:
+        return pa.field(name, pa.large_list(kind))
+
+    stored = {"bfloat16": pa.uint16(), "float32": pa.float32(), "fp8": pa.uint8()}[hidden_dtype]
+    fields = [pa.field(name, pa.string()) for name in ("doc_id", "split", "source")]
+    fields += [pa.field("prompt_len", pa.int32()), listed("tokens", pa.int32()), listed("loss_mask", pa.bool_())]
+    for name in ("hidden", *(tap_column(layer) for layer in taps)):
+        fields.append(listed(name, stored))
+        if hidden_dtype == "fp8":
+            fields.append(listed(f"{name}_scale", pa.float32()))
+    if top_k is not None:
+        kinds = {"top_ids": pa.int32(), **dict.fromkeys(("top_logits", "top_probs"), pa.float32())}
+        kinds |= dict.fromkeys(("tail_probs", "logsumexp", "logsumexp_t"), pa.float32())
+        fields += [listed(name, kind) for name, kind in kinds.items()]
+    return pa.schema(fields)
+
+
+def tap_column(layer: int) -> str:
+    """Name of the column that holds the output rows of a layer, counted from 0."""
+    return f"tap_{layer}"

@@ -3,8 +3,15 @@
 from workbench.datasets.answers import answers_summary, generate_corpus, load_answers
 from workbench.datasets.arrays import to_arrays
 from workbench.datasets.extract import extract, load_anchors
-from workbench.datasets.norm import post_norm
+from workbench.datasets.k_cost import topk_cost
+from workbench.datasets.law_rows import topk_rows
+from workbench.datasets.laws import bucket_divergence
+from workbench.datasets.layouts import record_bytes
+from workbench.datasets.norm import post_norm, rebuilt_logits
 from workbench.datasets.options import ExtractOptions
+from workbench.datasets.sequence_options import SequenceOptions
+from workbench.datasets.sequence_rows import SequenceRow, read_sequence, sequences
+from workbench.datasets.sequence_store import extract_sequences, load_sequences
 
 __all__ = [
     "ExtractOptions",
@@ -15,4 +22,19 @@ __all__ = [
     "load_answers",
     "post_norm",
     "to_arrays",
+    "SequenceOptions",
+    "SequenceRow",
+    "bucket_divergence",
+    "extract",
+    "extract_sequences",
+    "load_anchors",
+    "load_sequences",
+    "post_norm",
+    "read_sequence",
+    "rebuilt_logits",
+    "record_bytes",
+    "sequences",
+    "to_arrays",
+    "topk_cost",
+    "topk_rows",
 ]

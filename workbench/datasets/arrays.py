@@ -28,8 +28,13 @@ def to_arrays(records: datasets.Dataset, columns: Iterable[str] | None = None) -
         columns [N, gamma], strings as object arrays.
 
     Raises:
-        UserError: A column is unknown.
+        UserError: A column is unknown, or these are no anchor records.
     """
+    if "slot_mask" not in records.column_names:
+        raise UserError(
+            f"the records have columns {', '.join(records.column_names)}, so they are no anchor records: give what "
+            "load_anchors(...) opens; read_sequence(...) reads a sequence store"
+        )
     names = list(records.column_names if columns is None else columns)
     for name in names:
         if name not in records.column_names:

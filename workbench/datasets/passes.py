@@ -110,17 +110,34 @@ def run_group(
             picked = upload(np.concatenate([scored_R, carriers_C]), model.device).split(
                 [len(scored_R), len(carriers_C)]
             )
-            columns = _scored(model, rows.normed_BTH.flatten(0, 1)[picked[0]], options) if len(scored_R) else {}
+            columns = dict[str, Tensor]()
+            if len(scored_R):
+                columns = scored_columns(
+                    model,
+                    rows.normed_BTH.flatten(0, 1)[picked[0]],
+                    top_k=options.top_k,
+                    temperature=options.temperature,
+                )
             columns |= _trunk(rows.trunk_BTH.flatten(0, 1)[picked[1]], options.hidden_dtype)
             yield Passed(documents, windows, ends, scored, carriers, copies.send(columns))
         bar.update(sum(counts))
 
 
-def _scored(model: HybridModel, normed_RH: Tensor, options: ExtractOptions) -> dict[str, Tensor]:
-    """Columns of the rows that go through the head."""
+def scored_columns(model: HybridModel, normed_RH: Tensor, *, top_k: int, temperature: float) -> dict[str, Tensor]:
+    """Columns of rows that go through the head.
+
+    Args:
+        model: The target.
+        normed_RH: Its rows, at least one, which carry the final norm.
+        top_k: Ids to keep per row.
+        temperature: Of the probabilities.
+
+    Returns:
+        What ``KEPT`` names, and the extremes of every row, on the rows' device.
+    """
     parts = []
     for _, logits_RV in head_slices(model, normed_RH):
-        kept = kept_columns(logits_RV, top_k=options.top_k, temperature=options.temperature)
+        kept = kept_columns(logits_RV, top_k=top_k, temperature=temperature)
         parts.append((*kept, extremes(logits_RV)))
     return {name: torch.cat(each) for name, each in zip((*KEPT, "extremes"), zip(*parts), strict=True)}
 
@@ -159,7 +176,7 @@ def filled_records(passed: Passed, tapes: Sequence[Tape]) -> Iterator[tuple[int,
                 check_rows(columns["extremes"][rows], scored)
                 kept = SparseRows(*(columns[name][rows] for name in KEPT))
                 check_mass(kept.probs, kept.tail, scored)
-            _check_trunk(columns["whole"][trunks], carriers)
+            check_whole(columns["whole"][trunks], carriers)
         except UserError as error:
             error.args = (f"document {tapes[document].doc_id!r}: {error}",)
             raise
@@ -170,9 +187,19 @@ def filled_records(passed: Passed, tapes: Sequence[Tape]) -> Iterator[tuple[int,
             yield document, filled, window.done == len(window.positions)
 
 
-def _check_trunk(whole_C: np.ndarray, carriers: np.ndarray) -> None:
+def check_whole(whole_C: np.ndarray, at_C: np.ndarray, what: str = "trunk row") -> None:
+    """Refuse rows that are not finite, naming the first.
+
+    Args:
+        whole_C: Whether each row is finite.
+        at_C: Its position.
+        what: Which rows these are, for the sentence; default "trunk row".
+
+    Raises:
+        UserError: One is not finite.
+    """
     if not whole_C.all():
         raise UserError(
-            f"the trunk row of position {int(carriers[~whole_C][0])} is not finite: check the checkpoint's weights and "
+            f"the {what} of position {int(at_C[~whole_C][0])} is not finite: check the checkpoint's weights and "
             "dtype (half precision overflows on real models)"
         )

@@ -121,6 +121,7 @@ class ShardDirectory:
     """
 
     shard_names = re.compile(r"data-\d{5,}-of-\d{5,}\.arrow")
+    batch_rows: int | None = None  # rows of a record batch; None for BATCH_ROWS
 
     def __init__(
         self,
@@ -258,7 +259,7 @@ class ShardDirectory:
             sink = _Hashing(handle)
             rows = 0
             with pa.ipc.new_stream(sink, self.schema) as stream:
-                for batch in even_batches(batches, BATCH_ROWS):
+                for batch in even_batches(batches, self.batch_rows or BATCH_ROWS):
                     stream.write_batch(batch)
                     rows += batch.num_rows
             handle.flush()

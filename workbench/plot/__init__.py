@@ -3,6 +3,7 @@
 from workbench.plot.acceptance import acceptance_by_position, accepted_histogram, depth
 from workbench.plot.calibration import acceptance_by_class, reliability
 from workbench.plot.heatmaps import heatmap
+from workbench.plot.kept import topk_cost
 from workbench.plot.likelihood import nll, nll_by_position
 from workbench.plot.measures import differences, rate_by
 from workbench.plot.ops import op_errors, op_speeds
@@ -34,6 +35,7 @@ __all__ = [
     "roofline",
     "speedup_by_k",
     "survival",
+    "topk_cost",
     "tree_gain",
     "tree_shapes",
     "stacked",
