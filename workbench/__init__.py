@@ -153,12 +153,12 @@ if TYPE_CHECKING:
     from workbench.core.progress import quiet
     from workbench.core.tape import Corpus, Tape
     from workbench.corpus import corpus, prompts, token_counts
-    from workbench.datasets import extract, generate_corpus, load_anchors, load_answers
-    from workbench.corpus import corpus, token_counts
     from workbench.datasets import (
         extract,
         extract_sequences,
+        generate_corpus,
         load_anchors,
+        load_answers,
         load_sequences,
         read_sequence,
         record_bytes,

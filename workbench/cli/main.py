@@ -21,7 +21,6 @@ VERBS = {
     "demo": "the whole job on the shipped checkpoint: decode, extract, replay, sweep, figures, a summary page",
     "generate": "decode one prompt, speculatively or plainly, and show every round",
     "generate-corpus": "answer prompts with the target, to train drafters on its own text",
-    "extract": "write anchor records of a corpus, to train drafters on",
     "extract": "write anchor records or a sequence store of a corpus, to train drafters on",
     "replay": "write the draft table and the NLL of a corpus",
     "sweep": "walk a grid of policies over draft tables, recommend one, write a page with sliders",

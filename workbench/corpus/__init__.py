@@ -8,6 +8,14 @@ from workbench.corpus.fingerprint import corpus_fingerprint
 from workbench.corpus.save import save_tapes
 from workbench.corpus.splits import label_splits, of_split
 
-__all__ = ["corpus", "corpus_fingerprint", "label_splits", "of_split", "prompts", "save_tapes", "token_counts"]
+__all__ = [
+    "corpus",
+    "corpus_fingerprint",
+    "label_splits",
+    "of_split",
+    "prompts",
+    "save_tapes",
+    "token_counts",
+]
 
 make_callable(__name__, corpus)
