@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.errors import UserError, check_int
-from workbench.core.manifest import Manifest
+from workbench.core.errors import UserError, check_flag, check_int
 from workbench.core.progress import progress
 from workbench.datasets.export.registry import ExportOptions
 from workbench.datasets.export.sidecar import Sealed
@@ -45,18 +44,25 @@ class NemoOptions(ExportOptions):
         model_type: ``model_type`` of the target's configuration, which the trainer compares; default "qwen3_5_text".
         seq_length: Length that samples are padded to; None for that of the longest document.
         shard_size: Samples per file; default 256.
+        mask_reasoning_content: The training run's option of this name, which it compares; the masks are the data's own.
+            Default False.
+        mask_generation_prompt: Likewise.
     """
 
     target: str = ""
     model_type: str = "qwen3_5_text"
     seq_length: int | None = None
     shard_size: int = 256
+    mask_reasoning_content: bool = False
+    mask_generation_prompt: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_int("shard_size", self.shard_size, low=1)
         if self.seq_length is not None:
             check_int("seq_length", self.seq_length, low=1)
+        for name in ("mask_reasoning_content", "mask_generation_prompt"):
+            check_flag(name, getattr(self, name))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -90,7 +96,7 @@ def padded_length(source: SequenceSource, wanted: int | None) -> int:
 
 def common_manifest(source: SequenceSource, options: NemoOptions, seq_length: int) -> dict[str, Any]:
     """Fields that both manifests have."""
-    made: Manifest = source.manifest
+    made = source.manifest
     return {
         "target_model": options.target or made.model["name"],
         "target_vocab_size": int(made.model["vocab_size"]),
@@ -98,11 +104,9 @@ def common_manifest(source: SequenceSource, options: NemoOptions, seq_length: in
         "dtype": DTYPES[options.hidden_dtype][0],
         "num_samples": len(source),
         "shard_size": options.shard_size,
-        "input_data": str(made.corpus.get("name", "")),
-        "split": None,
         "shuffle_seed": 0,
-        "mask_reasoning_content": False,
-        "mask_generation_prompt": False,
+        "mask_reasoning_content": options.mask_reasoning_content,
+        "mask_generation_prompt": options.mask_generation_prompt,
         "complete": True,
     }
 

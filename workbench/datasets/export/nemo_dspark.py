@@ -75,13 +75,15 @@ class NemoDSpark(Exporter):
                 "target_hidden_dim": source.hidden_size * len(layers),
                 "target_last_hidden_dim": source.hidden_size,
                 "target_layer_ids": list(layers),
-                "chat_template_sha256": None,
+                "train_data_path": str(source.manifest.corpus.get("name", "")),
+                "train_split": None,
+                "chat_template_sha256": "",
             }
             write_json(directory / nemo.MANIFEST, manifest)
             _save_weights(directory, parts)
             parts.save(directory)
             size = seal(directory, self.name, source.manifest, {"norm": "post", "layers": list(layers)})
-        notes = ["layer " + str(final) + " is exported after the final norm"] if final in layers else []
+        note = f"layer {final} is exported after the final norm, as the trainer reads it; SGLang cannot serve its rows"
         return ExportReport(
             format=self.name,
             out=str(out),
@@ -91,7 +93,7 @@ class NemoDSpark(Exporter):
             layers=layers,
             layer_ids=layers,
             norm="post",
-            notes=notes,
+            notes=[note] if final in layers else [],
         )
 
     def validate(self, out: str | Path) -> list[str]:

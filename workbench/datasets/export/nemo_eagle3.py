@@ -48,6 +48,9 @@ class Eagle3Options(nemo.NemoOptions):
         model_type: ``model_type`` of the target's configuration; default "qwen3_5_text".
         seq_length: Length that samples are padded to; None for that of the longest document.
         shard_size: Samples per file; default 256.
+        mask_reasoning_content: The training run's option of this name, which it compares; the masks are the data's own.
+            Default False.
+        mask_generation_prompt: Likewise.
         top_k: Draft ids per row whose probabilities are kept, from the ids that the data keep, renormalised as the
             format wants; 0, the default, stores the law over all draft ids, rebuilt from the rows.
     """
@@ -102,6 +105,8 @@ class NemoEagle3(Exporter):
                 nemo.write_shards(directory, source, tapped, fields, chosen.shard_size, sample)
             manifest = nemo.common_manifest(source, chosen, length) | {
                 "format_version": FORMAT_VERSION,
+                "input_data": str(source.manifest.corpus.get("name", "")),
+                "split": None,
                 "draft_vocab_size": draft,
                 "target_probs_topk": k,
                 "aux_hidden_dim": LAYERS * source.hidden_size,
@@ -206,8 +211,10 @@ def _law(
         probs = [p.to(dtype) for p, _ in blocks] or [torch.zeros(0, len(parts.kept_ids_D), dtype=dtype)]
         best = [b for _, b in blocks] or [torch.zeros(0, dtype=torch.int64)]
         return {"target_probs": torch.cat(probs)}, torch.cat(best), torch.ones(n - 1)
+    import pyarrow.compute as pc
+
     table = source.rows[number : number + 1]
-    ids, logits, logsumexp = (table.column(name).combine_chunks().flatten().to_numpy() for name in KEPT)
+    ids, logits, logsumexp = (pc.list_flatten(table.column(name)).to_numpy() for name in KEPT)
     law = kept_law(ids.reshape(n, -1)[1:], logits.reshape(n, -1)[1:], logsumexp[1:], parts, k)
     tensors = {"target_probs_values": law.probs_Sk.to(dtype), "target_probs_indices": law.indices_Sk}
     return tensors, law.best_S, law.mass_S
