@@ -102,9 +102,10 @@ class Columnar(Exporter):
                 files = {name: stack.enter_context(_Synced(directory / name)) for name in (*COLUMNS, INDEX)}
                 ledger = stack.enter_context(Ledger(directory, ("ids", "slots", "hidden", "law", "place")))
                 files[INDEX].write(("\t".join(INDEX_COLUMNS) + "\n").encode())
-                batches = records.with_format("arrow").iter(batch_size=BLOCK)
-                for table in progress(batches, desc="export", unit="batch"):
+                bar = stack.enter_context(progress(len(records), desc="export", unit="rec"))
+                for table in records.with_format("arrow").iter(batch_size=BLOCK):
                     _write(table, files, ledger, documents, chosen.mode)
+                    bar.update(table.num_rows)
             lines = [f"{i}\t{json.dumps(doc_id)}\n" for i, doc_id in enumerate(documents)]
             write_atomic(directory / DOCUMENTS, "".join(["pair_id\tdoc_id\n", *lines]).encode())
             write_json(directory / META, _meta(manifest, ledger.records, len(documents), parts))

@@ -82,8 +82,12 @@ class DeepSpec(Exporter):
         lengths: list[int] = []
         supervised: list[int] = []
         with staged(out) as directory:
-            with Ledger(directory, columns) as ledger, _Writer(directory, chosen.shard_bytes) as writer:
-                for row in progress(source.documents(layers), desc="export", unit="doc"):
+            with (
+                Ledger(directory, columns) as ledger,
+                _Writer(directory, chosen.shard_bytes) as writer,
+                progress(len(source), desc="export", unit="doc") as bar,
+            ):
+                for row in source.documents(layers):
                     last_SH = parts.normed(row.last_SH).to(torch.bfloat16)
                     taps = {i: row.taps[i].to(torch.bfloat16) for i in layers}
                     writer.add(row.tokens_S, row.mask_S, torch.cat(list(taps.values()), -1), last_SH)
@@ -91,6 +95,7 @@ class DeepSpec(Exporter):
                     ledger.add(row.doc_id, len(row.tokens_S), held | {f"layer_{i}": digest(x) for i, x in taps.items()})
                     lengths.append(len(row.tokens_S))
                     supervised.append(int(row.mask_S.sum()))
+                    bar.update(1)
             manifest = FIXED | {
                 "num_samples": len(lengths),
                 "num_shards": len(writer.shards),

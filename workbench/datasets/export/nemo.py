@@ -134,12 +134,14 @@ def write_shards(
         shard_size: Samples per file.
         sample: Tensors of a document, given its place and its row, without padding.
     """
-    rows = enumerate(progress(source.documents(layers), desc="export", unit="doc"))
-    for shard in range(-(-len(source) // shard_size)):
-        held = min(shard_size, len(source) - shard * shard_size)
-        with StackedFile(directory / shard_name(shard), held, fields) as file:
-            for number, row in islice(rows, held):
-                file.put(number % shard_size, sample(number, row))
+    rows = enumerate(source.documents(layers))
+    with progress(len(source), desc="export", unit="doc") as bar:
+        for shard in range(-(-len(source) // shard_size)):
+            held = min(shard_size, len(source) - shard * shard_size)
+            with StackedFile(directory / shard_name(shard), held, fields) as file:
+                for number, row in islice(rows, held):
+                    file.put(number % shard_size, sample(number, row))
+                    bar.update(1)
 
 
 def read_manifest(sealed: Sealed, expected: Mapping[str, Any]) -> dict[str, Any] | None:
