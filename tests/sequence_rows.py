@@ -1,4 +1,4 @@
-"""Sequence stores written straight from a model's forwards, in the columns of DESIGN §5, for tests of what reads them."""
+"""Sequence stores written straight from a model's forwards, in its columns, for tests of what reads them."""
 
 from __future__ import annotations
 
@@ -56,16 +56,17 @@ def write_sequences(
     """
     kind = {"bfloat16": pa.uint16(), "float32": pa.float32(), "fp8": pa.uint8()}[hidden_dtype]
     texts = [(name, pa.string()) for name in ("doc_id", "split", "source")]
-    fields = [*texts, ("tokens", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.bool_())), ("prompt_len", pa.int32())]
+    fields = [*texts, ("tokens", pa.large_list(pa.int32())), ("loss_mask", pa.large_list(pa.bool_())), ("prompt_len", pa.int32())]
     for name in ("hidden", *(f"tap_{i}" for i in taps)):
-        fields.append((name, pa.list_(kind)))
-        fields += [(f"{name}_scale", pa.list_(pa.float32()))] if hidden_dtype == "fp8" else []
+        fields.append((name, pa.large_list(kind)))
+        fields += [(f"{name}_scale", pa.large_list(pa.float32()))] if hidden_dtype == "fp8" else []
     if top_k:
-        fields += [("top_ids", pa.list_(pa.int32()))]
-        fields += [(name, pa.list_(pa.float32())) for name in ("top_logits", "top_probs", "tail_probs", "logsumexp")]
+        fields += [("top_ids", pa.large_list(pa.int32()))]
+        fields += [(name, pa.large_list(pa.float32())) for name in ("top_logits", "top_probs", "tail_probs", "logsumexp", "logsumexp_t")]
     schema = pa.schema(fields)
     parameters = {"hidden_dtype": hidden_dtype, "taps": list(taps), "top_k": top_k}
-    extra = {"norm": norm_facts(model), "pre_norm": pre_norm, "layer_convention": CONVENTION}
+    layers = {"convention": CONVENTION, "count": model.config.num_layers, "taps": list(taps)}
+    extra = {"norm": norm_facts(model), "pre_norm": pre_norm, "layers": layers}
     manifest = new_manifest("sequence", model, tapes, parameters=parameters, extra=extra)
     plan = plan_shards([1] * len(tapes), shard_rows)
     with ShardDirectory(out, manifest, plan=plan, schema=schema, files={NORM_FILE: norm_bytes(model)}) as directory:
@@ -95,7 +96,7 @@ def _row(model: Any, tape: Tape, taps: Sequence[int], hidden_dtype: str, top_k: 
         probs = logits.double().softmax(-1).gather(-1, ids)
         row |= {"top_ids": ids[:, :top_k].flatten().tolist(), "top_logits": top[:, :top_k].flatten().tolist()}
         row["top_probs"], row["tail_probs"] = probs[:, :top_k].flatten().tolist(), probs[:, top_k:].sum(-1).tolist()
-        row["logsumexp"] = logits.double().logsumexp(-1).tolist()
+        row["logsumexp"] = row["logsumexp_t"] = logits.double().logsumexp(-1).tolist()
     return row
 
 
