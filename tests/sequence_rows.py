@@ -56,13 +56,21 @@ def write_sequences(
     """
     kind = {"bfloat16": pa.uint16(), "float32": pa.float32(), "fp8": pa.uint8()}[hidden_dtype]
     texts = [(name, pa.string()) for name in ("doc_id", "split", "source")]
-    fields = [*texts, ("tokens", pa.large_list(pa.int32())), ("loss_mask", pa.large_list(pa.bool_())), ("prompt_len", pa.int32())]
+    fields = [
+        *texts,
+        ("tokens", pa.large_list(pa.int32())),
+        ("loss_mask", pa.large_list(pa.bool_())),
+        ("prompt_len", pa.int32()),
+    ]
     for name in ("hidden", *(f"tap_{i}" for i in taps)):
         fields.append((name, pa.large_list(kind)))
         fields += [(f"{name}_scale", pa.large_list(pa.float32()))] if hidden_dtype == "fp8" else []
     if top_k:
         fields += [("top_ids", pa.large_list(pa.int32()))]
-        fields += [(name, pa.large_list(pa.float32())) for name in ("top_logits", "top_probs", "tail_probs", "logsumexp", "logsumexp_t")]
+        fields += [
+            (name, pa.large_list(pa.float32()))
+            for name in ("top_logits", "top_probs", "tail_probs", "logsumexp", "logsumexp_t")
+        ]
     schema = pa.schema(fields)
     parameters = {"hidden_dtype": hidden_dtype, "taps": list(taps), "top_k": top_k}
     layers = {"convention": CONVENTION, "count": model.config.num_layers, "taps": list(taps)}

@@ -59,7 +59,9 @@ def test_dspark_items_are_the_models_rows(world, tmp_path, dtype):
         assert torch.equal(item["target_hidden_states"][:n], due_SLH)
         assert torch.equal(item["target_last_hidden_states"][:n], last_SH)
         assert not any(value[n:].any() for value in item.values())
-    batch = next(iter(dspark_cache.build_cached_dspark_dataloader(cache_dir=data.cache_dir, batch_size=3, shuffle=False)))
+    batch = next(
+        iter(dspark_cache.build_cached_dspark_dataloader(cache_dir=data.cache_dir, batch_size=3, shuffle=False))
+    )
     assert batch["target_hidden_states"].shape == (3, 30, 120) and batch["target_hidden_states"].dtype is kind
     embedding, head = dspark_cache.read_target_weight_modules(data.cache_dir)
     assert torch.equal(embedding.weight, world.model.embed) and torch.equal(head.weight, world.model.head)
@@ -107,9 +109,9 @@ def test_eagle3_items_are_the_producers(world, tmp_path, dtype, k):
         n = len(tape)
         ids_BS, mask_BS = torch.from_numpy(tape.tokens)[None].long(), torch.from_numpy(tape.supervised)[None].long()
         mask_BS = _shift_left_with_zero(mask_BS)
-        logits_BSV = rows.logits_BTV if exact or k else world.parts.logits(
-            world.parts.normed(rows.trunk_BTH[0].to(kind))
-        )[None]
+        logits_BSV = (
+            rows.logits_BTV if exact or k else world.parts.logits(world.parts.normed(rows.trunk_BTH[0].to(kind)))[None]
+        )
         probs, position = _compute_target_distribution(_shift_left_with_zero(logits_BSV), ids_D, among_V, mask_BS)
         if k:
             kept = eagle3_cache.compress_target_probs(probs, k)

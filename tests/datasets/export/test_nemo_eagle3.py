@@ -108,7 +108,9 @@ def test_the_kept_mass_is_said(store, parts, model, tapes, sequence_rows, tmp_pa
         law_SV = shifted(sequence_rows.forward(model, tape).logits_BTV)[0].softmax(-1)
         kept.append(law_SV.topk(8, -1).values.sum(-1)[:-1][torch.from_numpy(tape.supervised[1:])])
     mean, least = torch.cat(kept).mean(), torch.cat(kept).min()
-    assert f"{mean:.4f} of the target's law on average" in report.notes[0] and f"{least:.4f} at least" in report.notes[0]
+    assert (
+        f"{mean:.4f} of the target's law on average" in report.notes[0] and f"{least:.4f} at least" in report.notes[0]
+    )
     facts = json.loads((tmp_path / "out" / "workbench.json").read_text())
     assert facts["kept_mass"]["mean"] == pytest.approx(float(mean), abs=1e-5)
 
@@ -209,7 +211,10 @@ def test_what_the_reader_accepts_in_silence_is_found(store, trimmed, model, tape
         ("do not sum to 1", shard(lambda t: t["target_probs_values"][0, at].mul_(0.5))),
         ("do not sum to 1", shard(lambda t: t["target_probs_values"][0, at, 0].fill_(float("nan")))),
         ("law is not", shard(target_ids)),
-        ("best is not", shard(lambda t: t["target_probs_indices"][0, at].copy_(t["target_probs_indices"][0, at].roll(1)))),
+        (
+            "best is not",
+            shard(lambda t: t["target_probs_indices"][0, at].copy_(t["target_probs_indices"][0, at].roll(1))),
+        ),
         ("not distinct", shard(lambda t: t["target_probs_indices"][0, at, 1:].fill_(3))),
         ("not distinct places", shard(lambda t: t["target_probs_indices"][0, at, 0].fill_(28))),
         ("another shape", shard(lambda t: [t.update({n: t[n][..., :-1]}) for n in t if "probs" in n])),

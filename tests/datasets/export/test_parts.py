@@ -59,7 +59,7 @@ def test_norm_and_head_give_the_models_logits(model, parts, tapes, sequence_rows
     ],
 )
 def test_parts_that_do_not_fit_are_refused(parts, change):
-    with pytest.raises(UserError, match="not valid|not parts of one model"):
+    with pytest.raises(UserError, match=r"not valid|not parts of one model"):
         dataclasses.replace(parts, **change)
 
 
@@ -80,4 +80,4 @@ def test_damage_is_found(trimmed, tmp_path):
         broken()
         with pytest.raises(CheckpointError, match="does not hold the parts"):
             ModelParts.load(tmp_path)
-    assert FILE == file.name
+    assert file.name == FILE

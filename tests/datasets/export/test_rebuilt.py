@@ -51,7 +51,8 @@ def agreement(found_SV: torch.Tensor, due_SV: torch.Tensor) -> tuple[float, floa
 
 
 @pytest.mark.parametrize(
-    "stored, dtype, bound", [("float32", "float32", 1e-5), ("float32", "bfloat16", 1e-3), ("bfloat16", "bfloat16", 2e-3)]
+    "stored, dtype, bound",
+    [("float32", "float32", 1e-5), ("float32", "bfloat16", 1e-3), ("bfloat16", "bfloat16", 2e-3)],
 )
 def test_rows_after_the_norm_give_logits_by_the_head_alone(demo, tmp_path, stored, dtype, bound):
     model, parts, corpus, logits, stores = demo

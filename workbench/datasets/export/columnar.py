@@ -26,6 +26,7 @@ from workbench.core.errors import UserError
 from workbench.core.manifest import Manifest, write_atomic, write_json
 from workbench.core.progress import progress
 from workbench.datasets.bfloat import from_bfloat16_bits, to_bfloat16_bits
+from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportOptions, ExportReport, register
 from workbench.datasets.export.sidecar import (
@@ -36,8 +37,8 @@ from workbench.datasets.export.sidecar import (
     id_digest,
     mask_digest,
     seal,
-    staged,
 )
+from workbench.datasets.export.staging import staged
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,6 +121,7 @@ class Columnar(Exporter):
             documents=len(documents),
             tokens=int(manifest.counts["tokens"]),
             bytes=size,
+            parts_bytes=sum((Path(out) / name).stat().st_size for name in (PARTS, *_weights(parts))),
             norm="pre",
             notes=[f"{ledger.records} anchor records of {each:.0f} bytes"],
         )
@@ -325,7 +327,7 @@ def _check_block(
 
 
 def _post_norm(hidden_NH: Tensor, parts: ModelParts) -> np.ndarray:
-    """Rows whose mean square is one once divided by the norm's scale, where most rows are so: a few may be by chance."""
+    """Rows whose mean square is one once divided by the norm's scale, where most are so: a few are by chance."""
     used = parts.scale_H.abs() > 1e-3
     square_N = (hidden_NH[:, used] / parts.scale_H[used]).square().mean(-1)
     near_N = ((square_N - 1).abs() < RMS_TOLERANCE).numpy()

@@ -23,10 +23,12 @@ from torch import Tensor
 from workbench.core.errors import CapabilityError, UserError, check_int
 from workbench.core.manifest import write_json
 from workbench.core.progress import progress
+from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportOptions, ExportReport, register
-from workbench.datasets.export.sidecar import Ledger, Sealed, digest, id_digest, mask_digest, seal, staged
+from workbench.datasets.export.sidecar import Ledger, Sealed, digest, id_digest, mask_digest, seal
 from workbench.datasets.export.source import SequenceSource
+from workbench.datasets.export.staging import staged
 
 VERSION = 2
 RECORD = struct.Struct("<QIIQQQQQ")  # sample, shard, tokens, offsets of the five tensors in the order of FIELDS
@@ -116,6 +118,7 @@ class DeepSpec(Exporter):
             documents=len(lengths),
             tokens=sum(lengths),
             bytes=size,
+            parts_bytes=(Path(out) / PARTS).stat().st_size,
             layers=layers,
             layer_ids=layers,
             norm="post",
@@ -192,7 +195,7 @@ class _Writer:
                 os.fsync(self._shard.fileno())
                 self._shard.close()
             self.shards.append(f"shard-{len(self.shards):05d}.bin")
-            self._shard, self.at = open(self.directory / self.shards[-1], "wb"), 0
+            self._shard, self.at = open(self.directory / self.shards[-1], "wb"), 0  # noqa: SIM115
         return self._shard
 
 

@@ -198,7 +198,9 @@ def read_samples(sealed: Sealed, fields: Fields, shard_size: int) -> Iterator[tu
                     continue
                 wrong = [name for name, field in fields.items() if not _fits(file.get_slice(name), held, field)]
                 if wrong:
-                    sealed.problems.append(f"{wrong[0]} of {path.name} has another shape or type than the manifest says")
+                    sealed.problems.append(
+                        f"{wrong[0]} of {path.name} has another shape or type than the manifest says"
+                    )
                     continue
                 for place in range(held):
                     number = shard * shard_size + place

@@ -18,10 +18,12 @@ from torch import Tensor
 from workbench.core.errors import CapabilityError
 from workbench.core.manifest import write_json
 from workbench.datasets.export import nemo
+from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportReport, register
-from workbench.datasets.export.sidecar import Ledger, Sealed, digest, id_digest, mask_digest, seal, staged
+from workbench.datasets.export.sidecar import Ledger, Sealed, digest, id_digest, mask_digest, seal
 from workbench.datasets.export.source import SequenceRow, SequenceSource
+from workbench.datasets.export.staging import staged
 
 FORMAT_VERSION = 1
 WEIGHTS = "target_weights.safetensors"
@@ -90,6 +92,7 @@ class NemoDSpark(Exporter):
             documents=ledger.records,
             tokens=ledger.tokens,
             bytes=size,
+            parts_bytes=sum((Path(out) / name).stat().st_size for name in (PARTS, WEIGHTS)),
             layers=layers,
             layer_ids=layers,
             norm="post",

@@ -23,10 +23,12 @@ from workbench.core.errors import CapabilityError, UserError, check_int
 from workbench.core.manifest import write_json
 from workbench.datasets.export import nemo
 from workbench.datasets.export.draft_law import full_law, kept_law
+from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportReport, register
-from workbench.datasets.export.sidecar import Ledger, Sealed, digest, id_digest, mask_digest, seal, staged
+from workbench.datasets.export.sidecar import Ledger, Sealed, digest, id_digest, mask_digest, seal
 from workbench.datasets.export.source import SequenceRow, SequenceSource
+from workbench.datasets.export.staging import staged
 
 FORMAT_VERSION = 2
 EMBEDDINGS = "target_embeddings.safetensors"
@@ -80,7 +82,9 @@ class NemoEagle3(Exporter):
         length = nemo.padded_length(source, chosen.seq_length)
         masses: list[np.ndarray] = []
         with staged(out) as directory:
-            with Ledger(directory, ("ids", "mask", "position", "law", "best", *(f"layer_{i}" for i in layers))) as ledger:
+            with Ledger(
+                directory, ("ids", "mask", "position", "law", "best", *(f"layer_{i}" for i in layers))
+            ) as ledger:
 
                 def sample(number: int, row: SequenceRow) -> dict[str, Tensor]:
                     law, best_S, mass_S = _law(source, number, row, parts, k, chosen.dtype)
@@ -132,6 +136,7 @@ class NemoEagle3(Exporter):
             documents=ledger.records,
             tokens=ledger.tokens,
             bytes=size,
+            parts_bytes=sum((Path(out) / name).stat().st_size for name in (PARTS, EMBEDDINGS)),
             layers=layers,
             layer_ids=layers,
             notes=notes,
@@ -198,7 +203,7 @@ def _check_kept(source: SequenceSource, k: int, draft: int) -> None:
 
 
 def _tap(source: SequenceSource, row: SequenceRow, layer: int) -> Tensor:
-    return row.taps[layer] if layer in row.taps else row.last_SH
+    return row.taps.get(layer, row.last_SH)
 
 
 def _law(

@@ -12,9 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -23,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.core.errors import CheckpointError, UserError
-from workbench.core.manifest import Manifest, sha256_file, sync_directory, write_atomic, write_json
+from workbench.core.errors import CheckpointError
+from workbench.core.manifest import Manifest, sha256_file, write_atomic, write_json
 from workbench.datasets.export.parts import ModelParts
 
 FACTS = "workbench.json"
@@ -32,41 +30,6 @@ LEDGER = "workbench-records.tsv"
 FORMAT = 1
 KEYS = ("doc_id", "tokens")
 RMS_TOLERANCE = 0.02  # of the mean square of a normalised row, above what bfloat16 rounds away
-
-
-@contextmanager
-def staged(out: str | Path) -> Iterator[Path]:
-    """A directory to fill, which takes the name ``out`` when the block ends well and is removed when it does not.
-
-    Args:
-        out: A name that is free, or an empty directory.
-
-    Yields:
-        The directory to write into.
-
-    Raises:
-        UserError: The name is taken, an unfinished export is in the way, or writing failed.
-    """
-    final = Path(out)
-    if final.exists() and (not final.is_dir() or any(final.iterdir())):
-        raise UserError(f"out={str(out)!r} is taken: choose another directory, or delete it")
-    partial = final.with_name(final.name + ".partial")
-    if partial.exists():
-        raise UserError(f"{partial} was left by an export that did not end: delete it and export again")
-    try:
-        partial.mkdir(parents=True)
-        yield partial
-        sync_directory(partial)
-        os.replace(partial, final)
-        sync_directory(final.parent)
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise UserError(
-                f"the export to {str(out)!r} stopped ({error}) and nothing is left of it: make room, or choose another "
-                "directory"
-            ) from error
-        raise
 
 
 def digest(values: Tensor | np.ndarray) -> str:

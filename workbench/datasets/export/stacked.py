@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -40,7 +40,8 @@ class StackedFile:
 
     def __enter__(self) -> Self:
         order = sorted(self.fields, key=lambda name: list(KINDS).index(self.fields[name][0]))
-        header, at = {}, 0
+        header: dict[str, Any] = {}
+        at = 0
         for name in order:
             kind, shape = self.fields[name]
             whole = [self.samples, *shape]
@@ -53,10 +54,8 @@ class StackedFile:
             handle.write(len(text).to_bytes(8, "little") + text)
             handle.truncate(8 + len(text) + at)
         for name, entry in header.items():
-            kind = KINDS[self.fields[name][0]][1]
-            offset = 8 + len(text) + entry["data_offsets"][0]  # type: ignore[operator,index]
-            shape = tuple(entry["shape"])  # type: ignore[arg-type]
-            self._planes[name] = np.memmap(self.path, kind, "r+", offset, shape)
+            offset, shape = 8 + len(text) + entry["data_offsets"][0], tuple(entry["shape"])
+            self._planes[name] = np.memmap(self.path, KINDS[self.fields[name][0]][1], "r+", offset, shape)
         return self
 
     def put(self, sample: int, tensors: Mapping[str, Tensor]) -> None:
