@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from workbench.core.errors import CapabilityError, UserError
+from workbench.core.tape import Corpus, Tape
 from workbench.datasets.export.draft_law import full_law, kept_law
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import exporter
@@ -253,3 +254,15 @@ def test_the_last_layer_lies_before_the_norm(store, parts, model, tapes, sequenc
     rows, n = sequence_rows.forward(model, tapes[0]), len(tapes[0])
     held = read(tmp_path / "out", 0)["aux_hidden_states"][:n].chunk(3, -1)
     assert torch.equal(held[2], rows.trunk_BTH[0].to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_documents_of_one_token_and_without_supervision(model, parts, sequence_rows, tmp_path, k):
+    bare = Tape("bare", np.arange(6), supervised=np.zeros(6, bool))
+    tapes = Corpus([Tape("one", np.array([7])), bare, Tape("two", np.array([7, 9]))])
+    data = sequence_rows.write_sequences(model, tapes, tmp_path / "data", taps=(0, 2, 3), top_k=12)
+    exporter(NAME).run(data, tmp_path / "out", parts, top_k=k)
+    exporter("nemo-automodel-dspark").run(data, tmp_path / "dspark", parts)
+    assert exporter(NAME).validate(tmp_path / "out") == []
+    assert exporter("nemo-automodel-dspark").validate(tmp_path / "dspark") == []
+    assert [int(read(tmp_path / "out", i)["position_mask"].sum()) for i in range(3)] == [0, 0, 1]
