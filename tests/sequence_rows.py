@@ -1,7 +1,8 @@
-"""Sequence stores written straight from a model's forwards, in its columns, for tests of what reads them."""
+"""Sequence stores written straight from a model's forwards, and seals taken again, for tests of exports."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from workbench.core.manifest import sha256_file
 from workbench.core.tape import Corpus, Tape
+from workbench.datasets.export.sidecar import FACTS
 from workbench.datasets.norm import NORM_FILE, norm_bytes, norm_facts
 from workbench.datasets.provenance import new_manifest
 from workbench.datasets.shards import ShardDirectory, plan_shards
@@ -117,3 +120,10 @@ def packed(name: str, x_SH: torch.Tensor, hidden_dtype: str) -> dict[str, Any]:
     scale_S = x_SH.abs().amax(-1) / 448.0
     small_SH = (x_SH / scale_S[:, None]).to(torch.float8_e4m3fn)
     return {name: small_SH.view(torch.uint8).numpy().ravel(), f"{name}_scale": scale_S.numpy()}
+
+
+def reseal(out: Path) -> None:
+    """Take the hashes of an export's files again, so that only its content tells what was changed."""
+    facts = json.loads((out / FACTS).read_text("utf-8"))
+    facts["files"] = {name: sha256_file(out / name) for name in facts["files"]}
+    (out / FACTS).write_text(json.dumps(facts), "utf-8")

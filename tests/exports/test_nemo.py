@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import exporter
-from workbench.datasets.export.sidecar import reseal
 
 pytestmark = pytest.mark.exports
 
@@ -35,7 +34,9 @@ def world(tiny, sequence_rows, tmp_path_factory):
         for dtype in ("bfloat16", "float32")
     }
     truths = [sequence_rows.forward(model, tape, (*TAPS, 1)) for tape in tapes]
-    return SimpleNamespace(model=model, parts=ModelParts.of(model), tapes=tapes, stores=stores, truths=truths)
+    return SimpleNamespace(
+        model=model, parts=ModelParts.of(model), tapes=tapes, stores=stores, truths=truths, reseal=sequence_rows.reseal
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -128,7 +129,7 @@ def test_eagle3_items_are_the_producers(world, tmp_path, dtype, k):
     assert used > 0
 
 
-def spoilt(out, change, name="shard-000000.safetensors"):
+def spoilt(reseal, out, change, name="shard-000000.safetensors"):
     """A copy of an export with other tensors in a file, under a seal of its own."""
     copy = shutil.copytree(out, out.with_name(f"copy{len(list(out.parent.iterdir()))}"))
     tensors = {key: value.clone() for key, value in load_file(copy / name).items()}
@@ -165,8 +166,8 @@ def test_what_the_readers_let_pass_the_validators_do_not(world, tmp_path):
         (DSPARK, one, dspark, CachedDSparkDataset),
         (EAGLE3, two, eagle3, CachedEagle3Dataset),
     ):
-        assert exporter(name).validate(spoilt(out, lambda t: None)) == []
+        assert exporter(name).validate(spoilt(world.reseal, out, lambda t: None)) == []
         for change in changes:
-            copy = spoilt(out, change)
+            copy = spoilt(world.reseal, out, change)
             assert len(list(reader(str(copy)))) == 5  # in silence
             assert exporter(name).validate(copy)

@@ -11,7 +11,6 @@ import pytest
 
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import exporter
-from workbench.datasets.export.sidecar import reseal
 
 TAPS = (0, 2, 3)
 
@@ -55,7 +54,7 @@ def store(sequence_rows, model, tapes, tmp_path_factory) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def harmed(tmp_path) -> Callable[..., list[str]]:
+def harmed(tmp_path, sequence_rows) -> Callable[..., list[str]]:
     """Problems of a copy of an export after a change, with its seal taken again so that only the content tells."""
     count = [0]
 
@@ -65,7 +64,7 @@ def harmed(tmp_path) -> Callable[..., list[str]]:
         shutil.copytree(out, copy)
         change(copy)
         if sealed_again:
-            reseal(copy)
+            sequence_rows.reseal(copy)
         return exporter(name).validate(copy)
 
     return run

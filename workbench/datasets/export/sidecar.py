@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import CheckpointError
-from workbench.core.manifest import Manifest, sha256_file, write_atomic, write_json
+from workbench.core.manifest import Manifest, sha256_file, write_json
 from workbench.datasets.export.parts import ModelParts
 
 FACTS = "workbench.json"
@@ -109,14 +109,6 @@ def seal(directory: Path, exporter: str, source: Manifest, facts: Mapping[str, A
     }
     write_json(directory / FACTS, about)
     return sum(path.stat().st_size for path in directory.iterdir())
-
-
-def reseal(directory: str | Path) -> None:
-    """Take the hashes of an export's files again, after a change that was meant."""
-    path = Path(directory) / FACTS
-    facts = json.loads(path.read_text("utf-8"))
-    facts["files"] = {name: sha256_file(Path(directory) / name) for name in facts["files"]}
-    write_atomic(path, (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 @dataclass(eq=False)
