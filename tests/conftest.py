@@ -204,6 +204,12 @@ def toy() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def sequence_rows() -> ModuleType:
+    """Sequence stores from a model's forwards, of tests/sequence_rows.py."""
+    return load_helper("sequence_rows")
+
+
+@pytest.fixture(scope="session")
 def enumeration() -> ModuleType:
     """Laws of what rounds emit, of tests/enumeration.py."""
     return load_helper("enumeration")
