@@ -22,6 +22,13 @@ _LAZY = {
     "compare_sessions": "workbench.spec.compare:compare_sessions",
     "corpus": "workbench.corpus",
     "token_counts": "workbench.corpus:token_counts",
+    "dedup": "workbench.corpus:dedup",
+    "near_dedup": "workbench.corpus:near_dedup",
+    "contamination": "workbench.corpus:contamination",
+    "drop_overlap": "workbench.corpus:drop_overlap",
+    "split": "workbench.corpus:split",
+    "quarantine": "workbench.datasets:quarantine",
+    "clean": "workbench.datasets:clean",
     "extract": "workbench.datasets:extract",
     "load_anchors": "workbench.datasets:load_anchors",
     "replay": "workbench.replay",
@@ -74,15 +81,19 @@ __all__ = [
     "AdaptiveFloor",
     "best_tree",
     "Chat",
+    "clean",
     "compare_rounds",
     "compare_sessions",
     "compare_tables",
+    "contamination",
     "corpus",
     "Corpus",
     "counts_of",
     "Cumulative",
     "CostModel",
+    "dedup",
     "display",
+    "drop_overlap",
     "Ema",
     "expected_rounds",
     "explore",
@@ -100,6 +111,7 @@ __all__ = [
     "load_sweep",
     "load_table",
     "MinConfidence",
+    "near_dedup",
     "Oracle",
     "oracle_schedules",
     "own_tapes",
@@ -108,6 +120,7 @@ __all__ = [
     "predict",
     "PrefixStore",
     "published_costs",
+    "quarantine",
     "quiet",
     "random_model",
     "recommend",
@@ -115,6 +128,7 @@ __all__ = [
     "score",
     "Scripted",
     "Session",
+    "split",
     "slot_rates",
     "stream",
     "Suspend",
@@ -134,8 +148,8 @@ if TYPE_CHECKING:
     from workbench.core.errors import UserError
     from workbench.core.progress import quiet
     from workbench.core.tape import Corpus, Tape
-    from workbench.corpus import corpus, token_counts
-    from workbench.datasets import extract, load_anchors
+    from workbench.corpus import contamination, corpus, dedup, drop_overlap, near_dedup, split, token_counts
+    from workbench.datasets import clean, extract, load_anchors, quarantine
     from workbench.facade import load
     from workbench.model.shapes import random_model
     from workbench.replay import (

@@ -20,6 +20,7 @@ from workbench.core.errors import UserError
 VERBS = {
     "demo": "the whole job on the shipped checkpoint: decode, extract, replay, sweep, figures, a summary page",
     "generate": "decode one prompt, speculatively or plainly, and show every round",
+    "clean": "drop unusable, repeated and contaminated documents of a corpus, with a list of what went and why",
     "extract": "write anchor records of a corpus, to train drafters on",
     "replay": "write the draft table and the NLL of a corpus",
     "sweep": "walk a grid of policies over draft tables, recommend one, write a page with sliders",

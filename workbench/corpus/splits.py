@@ -70,7 +70,7 @@ def label(tapes: Corpus, *, fractions: Mapping[str, float], seed: int = 0) -> Co
     for name, share in reversed(shares.items()):
         reached += share
         upper[name] = reached * 2**64
-    first = next(iter(shares))
+    first = next(name for name, share in shares.items() if share)
 
     def part(doc_id: str) -> str:
         digest = hashlib.sha256(f"{seed}:split:{_SLICE.sub('', doc_id)}".encode()).digest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,12 @@ import torch
 
 from workbench.core.errors import UserError
 from workbench.core.manifest import Manifest, library_versions, machine
-from workbench.core.tape import Corpus, Tape
+from workbench.core.tape import Corpus
 from workbench.corpus.fingerprint import corpus_fingerprint
+from workbench.corpus.hygiene.grams import listed
 from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
+from workbench.model.weights.text import TextSide
 
 
 def as_corpus(tapes: Any) -> Corpus:
@@ -28,19 +30,14 @@ def as_corpus(tapes: Any) -> Corpus:
     Raises:
         UserError: It is none of these, or it is empty.
     """
-    if isinstance(tapes, Corpus):
-        return tapes
-    listed = [tapes] if isinstance(tapes, Tape) else tapes
-    if isinstance(listed, str) or not isinstance(listed, Sequence) or not all(isinstance(t, Tape) for t in listed):
-        raise UserError(f"tapes={type(tapes).__name__} is not valid: give what corpus(...) returns, or a list of Tape")
-    return Corpus(listed)
+    return listed(tapes)
 
 
-def check_tapes(model: HybridModel, tapes: Corpus) -> None:
+def check_tapes(model: HybridModel | TextSide, tapes: Corpus) -> None:
     """Refuse tapes that this model cannot run.
 
     Args:
-        model: The target.
+        model: The target, or its text side.
         tapes: The documents.
 
     Raises:
