@@ -102,9 +102,8 @@ def _figures(outcome: Cleaned, out: Path, threshold: float | None) -> list[str]:
         write_atomic(out / "duplicates.png", png_of(duplicates(outcome.reports["pairs"], threshold=threshold)))
         made.append("duplicates.png")
     if "overlap" in outcome.reports:
-        ax = contamination(outcome.reports["overlap"])
-        ax.set_title("Overlap of training and evaluation", loc="left")
-        ax.set_xlabel("n-grams of a training document that the evaluation holds (%)")
+        label = "n-grams of a training document that the evaluation holds (%)"
+        ax = contamination(outcome.reports["overlap"], title="Overlap of training and evaluation", label=label)
         write_atomic(out / "overlap.png", png_of(ax))
         made.append("overlap.png")
     return made

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.axes import Axes
 
+TITLE = "Overlap of evaluation and training"
+LABEL = "n-grams of a document that training holds (%)"
+
 
 def duplicates(frame: pl.DataFrame, *, threshold: float | None = None, ax: Axes | None = None) -> Axes:
     """Candidate pairs by counted Jaccard similarity and its MinHash estimate; those that made a document go stand out.
@@ -54,12 +57,14 @@ def duplicates(frame: pl.DataFrame, *, threshold: float | None = None, ax: Axes 
     return ax
 
 
-def contamination(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
+def contamination(frame: pl.DataFrame, *, ax: Axes | None = None, title: str = TITLE, label: str = LABEL) -> Axes:
     """Share of every evaluation document's n-grams that the training documents hold, per source.
 
     Args:
         frame: The documents of a contamination report: doc_id, source, grams, seen, share.
         ax: Axes to draw on; None for a new figure.
+        title: Title of the figure.
+        label: Label of the horizontal axis.
 
     Returns:
         The axes; a dot per document that has an n-gram to judge by, and beside each source how many share one.
@@ -85,7 +90,7 @@ def contamination(frame: pl.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_yticks(range(len(rows)), [name for name, _ in rows])
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.set_xlim(-2, 102)
-    style.titles(ax, "Overlap of evaluation and training", x="n-grams of a document that training holds (%)")
+    style.titles(ax, title, x=label)
     left = len(frame) - len(judged)
     short = f"; {frames.counted(left, 'document')} without an n-gram to judge by left out" if left else ""
     style.caption(ax, f"n = {frames.counted(len(judged), 'document')}, one dot each{short}")
