@@ -177,7 +177,10 @@ def test_training_documents_go_for_what_the_evaluation_holds():
     training, evaluation = tapes_of([[1, 2, 3, 9], [4, 5, 6], [9, 1, 2, 8]], "t"), tapes_of([[0, 1, 2, 3, 0]], "e")
     outcome = drop_overlap(training, evaluation, n=2)
     assert outcome.dropped.select("doc_id", "of").rows() == [("t0", "e0"), ("t2", "e0")]
-    assert "2 of its 3 2-grams stand in the evaluation; the longest run is 3 tokens of 'e0'" in outcome.dropped["reason"][0]
+    assert (
+        "2 of its 3 2-grams stand in the evaluation; the longest run is 3 tokens of 'e0'"
+        in outcome.dropped["reason"][0]
+    )
     assert drop_overlap(training, evaluation, n=2, least=2).dropped["doc_id"].to_list() == ["t0"]
     assert not wb.contamination(evaluation, outcome.tapes, n=2).summary["touched"]
     with pytest.raises(UserError, match="step 'overlap' would drop all 1 tapes; the first, 't0': 2 of its"):
@@ -261,7 +264,7 @@ def test_slices_stay_together_and_shares_are_met():
 
 def test_shares_that_cannot_be_met_are_refused():
     tapes = named(["a", "b"])
-    with pytest.raises(UserError, match="add up to 0.9: they must add up to 1"):
+    with pytest.raises(UserError, match=r"add up to 0\.9: they must add up to 1"):
         wb.split(tapes, fractions={"train": 0.9})
     with pytest.raises(UserError, match="split 'x' with a share of 1e-09 gets none of the 2 tapes"):
         wb.split(tapes, fractions={"train": 1 - 1e-9, "x": 1e-9})

@@ -127,13 +127,15 @@ def test_bands_find_pairs_at_the_threshold():
         assert bands * rows <= permutations and bands >= 2 and recall(threshold, bands, rows) >= RECALL
         taller = permutations // (rows + 1)
         assert taller < 2 or recall(threshold, taller, rows + 1) < RECALL, "the tallest such bands"
-    with pytest.raises(UserError, match="threshold=0.01 is too low for permutations=128"):
+    with pytest.raises(UserError, match=r"threshold=0\.01 is too low for permutations=128"):
         band_shape(0.01, 128)
     assert jaccard(np.array([1, 2, 3]), np.array([2, 3, 4])) == 0.5
 
 
 def test_parts_that_hold_nothing_repeat_nothing():
-    tapes = Corpus([Tape("a", np.array([1, 2, 3]), 3), Tape("b", np.array([4, 5]), 2), Tape("c", np.array([1, 2, 3]), 3)])
+    tapes = Corpus(
+        [Tape("a", np.array([1, 2, 3]), 3), Tape("b", np.array([4, 5]), 2), Tape("c", np.array([1, 2, 3]), 3)]
+    )
     assert not len(wb.near_dedup(tapes, part="output").dropped)
     assert wb.near_dedup(tapes, part="prompt").dropped["doc_id"].to_list() == ["c"]
 

@@ -1,11 +1,11 @@
-"""``workbench clean``: a corpus without unusable, repeated and contaminated documents, and a list of what went and why."""
+"""``workbench clean``: a corpus without unusable, repeated and contaminated documents, and what went and why."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workbench.cli.common import Outcome, add_common, add_corpus, read_corpus, whole_directory
 from workbench.cli.options import add_options, given
@@ -22,8 +22,8 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     from workbench.datasets import CleanOptions
 
     about = (
-        "Set aside the documents that records cannot be made of, drop exact and near duplicates and what the evaluation\n"
-        "holds, and write the tapes that are left beside a list of the others with their reasons."
+        "Set aside the documents that records cannot be made of, drop exact and near duplicates and what the\n"
+        "evaluation holds, and write the tapes that are left beside a list of the others with their reasons."
     )
     parser = Parser("clean", about, usage="--out DIR")
     names = add_options(parser, CleanOptions, title="hygiene", skip=("seed",), choices={"part": PARTS})

@@ -38,8 +38,8 @@ def split(
     labelled = label(listed(tapes), fractions=fractions, seed=seed)
     if none := [name for name, share in fractions.items() if share and all(t.split != name for t in labelled)]:
         raise UserError(
-            f"split {none[0]!r} with a share of {fractions[none[0]]:g} gets none of the {len(labelled)} tapes: give it a "
-            "larger share, another seed, or more documents"
+            f"split {none[0]!r} with a share of {fractions[none[0]]:g} gets none of the {len(labelled)} tapes: give it "
+            "a larger share, another seed, or more documents"
         )
     parts = {name: of_split(labelled, name) for name, share in fractions.items() if share}
     assert sum(map(len, parts.values())) == len(labelled), "every tape is in exactly one part"

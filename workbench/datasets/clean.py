@@ -81,7 +81,7 @@ def clean(
         **options: Fields of ``CleanOptions``.
 
     Returns:
-        The outcome of all steps: ``.tapes``, ``.dropped``, ``.summary``, ``.reports``; ``.save(directory)`` writes them.
+        The outcome of all steps; ``.save(directory)`` writes its tapes, its list of dropped ones and its reports.
 
     Raises:
         UserError: An option is out of range, or no tape would be left.

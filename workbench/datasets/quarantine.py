@@ -73,8 +73,8 @@ def _reason(
     """Why a tape is set aside; None when it is sound."""
     if tape.supervised is not None and tape.supervised.all() and not whole_masks:
         return (
-            f"document {tape.doc_id!r} has a mask that supervises all {len(tape)} tokens: mark what the assistant wrote, "
-            "leave the mask out, or give whole_masks=True"
+            f"document {tape.doc_id!r} has a mask that supervises all {len(tape)} tokens: mark what the assistant "
+            "wrote, leave the mask out, or give whole_masks=True"
         )
     try:
         check_tapes(model, Corpus([tape], tokenizer=tokenizer))

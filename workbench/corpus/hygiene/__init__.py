@@ -1,4 +1,4 @@
-"""Hygiene of a corpus: what repeats another document, what the evaluation would see again, and what became of it all."""
+"""Hygiene of a corpus: what repeats another document, what the evaluation would see again, and what became of all."""
 
 from workbench.corpus.hygiene.exact import dedup
 from workbench.corpus.hygiene.near import near_dedup

@@ -155,8 +155,8 @@ def _datasketch() -> Any:
         if error.name != "datasketch":
             raise
         raise CapabilityError(
-            "near duplicates are found by datasketch, which is not installed: pip install 'specdec-workbench[clean]', or "
-            "leave this step out"
+            "near duplicates are found by datasketch, which is not installed: pip install 'specdec-workbench[clean]', "
+            "or leave this step out"
         ) from None
     return datasketch
 

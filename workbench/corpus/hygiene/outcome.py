@@ -128,7 +128,8 @@ class Cleaned:
 
         if (later.given, later.given_tokens) != (len(self.tapes), self.tapes.n_tokens):
             raise UserError(
-                f"the later step began with {later.given} tapes and this one kept {len(self.tapes)}: give it the kept ones"
+                f"the later step began with {later.given} tapes and this one kept {len(self.tapes)}: "
+                "give it the kept ones"
             )
         if twice := sorted({*self.steps} & {*later.steps} | {*self.reports} & {*later.reports}):
             raise UserError(f"step {twice[0]!r} was taken already: take each step once, or keep the outcomes apart")

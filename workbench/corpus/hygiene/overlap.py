@@ -59,7 +59,8 @@ class Contamination:
         found = self.summary
         return (
             f"Contamination({found['touched']:,} of {found['judged']:,} documents share an n-gram of "
-            f"{self.parameters['n']} tokens with the training documents; {found['seen']:,} of {found['grams']:,} n-grams)"
+            f"{self.parameters['n']} tokens with the training documents; "
+            f"{found['seen']:,} of {found['grams']:,} n-grams)"
         )
 
 
