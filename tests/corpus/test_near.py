@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workbench as wb
@@ -64,7 +64,7 @@ def varied(seed: int, families: int = 6, copies: int = 5, length: int = 120) -> 
     return tapes_of(listed)
 
 
-@pytest.mark.parametrize(("seed", "threshold", "n"), [(0, 0.8, 5), (1, 0.6, 3), (2, 0.95, 2), (3, 0.7, 1)])
+@pytest.mark.parametrize(("seed", "threshold", "n"), [(0, 0.8, 5), (1, 0.6, 3), (2, 0.9, 2), (3, 0.7, 1)])
 def test_what_is_dropped_is_near_something_kept_and_what_is_kept_is_not(seed, threshold, n):
     tapes = varied(seed)
     outcome = wb.near_dedup(tapes, threshold=threshold, n=n, seed=seed)
@@ -73,6 +73,7 @@ def test_what_is_dropped_is_near_something_kept_and_what_is_kept_is_not(seed, th
     assert len(outcome.tapes) + len(outcome.dropped) == len(tapes)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=6), st.integers(1, 4))
 def test_short_texts_obey_the_law_too(listed, n):
     tapes = tapes_of(listed)

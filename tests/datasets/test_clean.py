@@ -113,3 +113,20 @@ def test_the_text_side_is_that_of_the_model(tiny_dir):
     assert side.tokenizer.fingerprint == model.tokenizer.fingerprint
     with pytest.raises(UserError, match="is not a directory here"):
         load_text_side("nowhere")
+
+
+@given(st.lists(st.lists(st.integers(0, 70), min_size=1, max_size=9), min_size=32, max_size=32), st.data())
+@settings(max_examples=25, deadline=None)
+def test_thirty_two_documents_in_are_thirty_two_kept_or_listed(side, texts, data):
+    copies = data.draw(st.lists(st.tuples(st.integers(0, 31), st.integers(0, 31)), max_size=8))
+    for here, there in copies:
+        texts[here] = list(texts[there])
+    texts[0] = list(range(9))
+    given = Corpus([Tape(f"d{i}", np.array(tokens)) for i, tokens in enumerate(texts)])
+    held = [Tape("e", np.array([63, *texts[data.draw(st.integers(1, 31))]]))]
+    outcome = wb.clean(given, model=side, evaluation=held, gamma=1, near=0.7, ngram=2, permutations=32, overlap_ngram=3)
+    listed = {tape.doc_id for tape in outcome.tapes} | set(outcome.dropped["doc_id"])
+    assert listed == {f"d{i}" for i in range(32)} and len(outcome.tapes) + len(outcome.dropped) == 32
+    assert (
+        outcome.dropped["reason"].str.len_chars().min() is None or outcome.dropped["reason"].str.len_chars().min() > 9
+    )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 STEP = "near"
 RECALL = 0.999  # least probability with which a pair at the threshold becomes a candidate
 BLOCK = 4096  # n-grams hashed at a time
+SCHEME = "affine32"  # permutations of 32-bit hashes, named so that estimates do not change with a default
 _LOW = np.uint64(0xFFFFFFFF)
 
 
@@ -74,7 +75,7 @@ def near_dedup(
     grams = [np.unique(ids) for ids in gram_ids(texts, n)]
     index = sketches.MinHashLSH(num_perm=permutations, params=(bands, rows))
     signatures: dict[int, Any] = {}
-    blank = sketches.MinHash(num_perm=permutations, seed=seed, hashfunc=int)
+    blank = sketches.MinHash(num_perm=permutations, seed=seed, hashfunc=int, scheme=SCHEME)
     drops: dict[int, Drop] = {}
     pairs: list[tuple[int, int, float, float]] = []
     with progress(len(corpus), desc="near dedup", unit="doc") as bar:
