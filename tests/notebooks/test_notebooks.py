@@ -28,6 +28,7 @@ NAMES = (
     "11_predicted_against_live",
     "12_explore",
     "13_what_bounds_a_round",
+    "14_from_prompts_to_a_training_set",
 )
 
 MAX_LINES = 15
