@@ -52,6 +52,23 @@ def test_every_refusal_is_a_reason_and_extract_takes_the_rest(tiny, tmp_path):
     assert len(kept.tapes) == 4
 
 
+def test_rows_that_are_not_finite_are_found_by_running(tiny, tmp_path):
+    model = tiny(seed=3, tied=False)
+    model.embed[7] = float("nan")
+    tapes = Corpus([Tape(f"d{i}", np.array([*range(10, 22), 7, 8, 9][i:])) for i in range(2)] +
+                   [Tape("sound", np.arange(10, 24))])  # fmt: skip
+    blind = wb.quarantine(tapes, model)
+    assert not len(blind.dropped)
+    with pytest.raises(UserError, match="document 'd0': the logits of position"):
+        wb.extract(model, blind.tapes, out=tmp_path / "blind", gamma=5, top_k=4, anchors="all")
+    outcome = wb.quarantine(tapes, model, run=True)
+    assert outcome.dropped["doc_id"].to_list() == ["d0", "d1"]
+    assert outcome.dropped["reason"][1].startswith("document 'd1': the logits of position 11 hold NaN")
+    assert set(wb.extract(model, outcome.tapes, out=tmp_path / "a", gamma=5, top_k=4)["doc_id"]) == {"sound"}
+    with pytest.raises(UserError, match="run=True needs the model itself"):
+        wb.quarantine(tapes, TextSide(model.config, None, "tiny"), run=True)
+
+
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 20), st.integers(0, 60)), min_size=1, max_size=6),
        st.integers(1, 6))  # fmt: skip
 @settings(deadline=None)

@@ -32,7 +32,7 @@ NAMES = (
 )
 
 MAX_LINES = 15
-MAX_BYTES = 3_000_000
+MAX_BYTES = 4_000_000
 PATHS = re.compile(r"(?<![\w.~<>-])/(work|home|root|Users|tmp|opt|private)/")
 QUICK: dict[str, dict[str, Any]] = {"01_quickstart": dict(MAX_NEW_TOKENS=24, DOCUMENTS=2)}
 
