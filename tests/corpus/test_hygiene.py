@@ -203,15 +203,13 @@ def test_steps_follow_one_another_and_are_saved(tmp_path):
         first.then(drop_overlap(tapes, tapes_of([[9]], "e")))
     with pytest.raises(UserError, match="step 'exact' was taken already"):
         first.then(wb.dedup(first.tapes))
-    out = both.save(tmp_path / "clean")
+    out = both.save(tmp_path / "clean", unread=[("x", "is empty"), ("y", "ü")])
     assert corpus_fingerprint(corpus(out / "tapes.jsonl")) == corpus_fingerprint(both.tapes)
     assert pl.read_ndjson(out / "dropped.jsonl")["doc_id"].to_list() == ["d2", "d1"]
     report = json.loads((out / "report.json").read_text())
-    assert report["documents"] == {"given": 4, "kept": 2, "dropped": 2} and set(report["files"]) == {
-        "tapes.jsonl",
-        "dropped.jsonl",
-        "overlap.jsonl",
-    }
+    assert report["documents"] == {"given": 4, "kept": 2, "dropped": 2, "unread": 2}
+    assert pl.read_ndjson(out / "unread.jsonl").rows() == [("x", "is empty"), ("y", "ü")]
+    assert set(report["files"]) == {f"{name}.jsonl" for name in ("tapes", "dropped", "overlap", "unread")}
 
 
 # ---------------------------------------------------------------- splits

@@ -30,9 +30,9 @@ class CleanOptions:
         permutations: Length of a MinHash signature; default 128.
         overlap_ngram: Tokens per n-gram shared with the evaluation; default 13.
         least: Places of a document that begin an n-gram of the evaluation, from which it goes; default 1.
-        common: Ignore n-grams that more evaluation documents than this hold; None, the default, ignores none.
+        common: Ignore n-grams that more evaluation documents than this hold; None for none; default None.
         gamma: Slots per record that every tape must have room for; default 5.
-        heldout: Share of documents labelled "heldout", by a hash of their ids; None, the default, leaves labels.
+        heldout: Share of documents labelled "heldout", by a hash of their ids; None leaves labels; default None.
         seed: Seed of signatures and labels; default 0.
 
     Raises:

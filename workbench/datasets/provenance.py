@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,8 @@ import torch
 
 from workbench.core.errors import UserError
 from workbench.core.manifest import Manifest, library_versions, machine
-from workbench.core.tape import Corpus
+from workbench.core.tape import Corpus, Tape
 from workbench.corpus.fingerprint import corpus_fingerprint
-from workbench.corpus.hygiene.grams import listed
 from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
 from workbench.model.weights.text import TextSide
@@ -30,7 +29,12 @@ def as_corpus(tapes: Any) -> Corpus:
     Raises:
         UserError: It is none of these, or it is empty.
     """
-    return listed(tapes)
+    if isinstance(tapes, Corpus):
+        return tapes
+    listed = [tapes] if isinstance(tapes, Tape) else tapes
+    if isinstance(listed, str) or not isinstance(listed, Sequence) or not all(isinstance(t, Tape) for t in listed):
+        raise UserError(f"tapes={type(tapes).__name__} is not valid: give what corpus(...) returns, or a list of Tape")
+    return Corpus(listed)
 
 
 def check_tapes(model: HybridModel | TextSide, tapes: Corpus) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from workbench.corpus.save import save_tapes
 if TYPE_CHECKING:
     import polars as pl
 
-TAPES, DROPPED, REPORT = "tapes.jsonl", "dropped.jsonl", "report.json"
+TAPES, DROPPED, UNREAD, REPORT = "tapes.jsonl", "dropped.jsonl", "unread.jsonl", "report.json"
 LIBRARIES = ("specdec-workbench", "numpy", "datasketch")
 
 
@@ -142,11 +143,12 @@ class Cleaned:
             {**self.reports, **later.reports},
         )
 
-    def save(self, out: str | Path) -> Path:
+    def save(self, out: str | Path, *, unread: Sequence[tuple[str, str]] = ()) -> Path:
         """Write the kept tapes, the list of dropped ones and a report beside each other.
 
         Args:
             out: Directory, made if needed; files of these names are replaced.
+            unread: (doc_id, reason) of documents that never became tapes; listed and counted beside those given.
 
         Returns:
             The directory; ``corpus(out / "tapes.jsonl")`` reads the tapes back.
@@ -156,12 +158,19 @@ class Cleaned:
         files = {TAPES: sha256_file(save_tapes(self.tapes, out / TAPES))}
         for name, frame in ((DROPPED, self.dropped), *((f"{n}.jsonl", f) for n, f in self.reports.items())):
             files[name] = sha256_file(write_atomic(out / name, frame.write_ndjson().encode()))
+        lines = [json.dumps({"doc_id": i, "reason": reason}, ensure_ascii=False) + "\n" for i, reason in unread]
+        files[UNREAD] = sha256_file(write_atomic(out / UNREAD, "".join(lines).encode()))
         report = {
             "kind": "cleaned",
             "corpus": self.tapes.name,
             "tokenizer": self.tapes.tokenizer,
             "fingerprint": corpus_fingerprint(self.tapes),
-            "documents": {"given": self.given, "kept": len(self.tapes), "dropped": len(self.dropped)},
+            "documents": {
+                "given": self.given,
+                "kept": len(self.tapes),
+                "dropped": len(self.dropped),
+                "unread": len(unread),
+            },
             "tokens": {"given": self.given_tokens, "kept": self.tapes.n_tokens},
             "steps": {name: dict(values) for name, values in self.steps.items()},
             "summary": self.summary.to_dicts(),
