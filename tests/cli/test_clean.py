@@ -26,8 +26,8 @@ def test_clean_writes_tapes_reasons_and_figures(run, ids, tmp_path):
     assert sum(data["splits"].values()) == 5 and set(data["splits"]) <= {"train", "heldout"}
     assert data["parameters"]["near"]["seed"] == 3 and data["figures"] == ["duplicates.png", "overlap.png"]
     found = sorted(path.name for path in out.iterdir())
-    assert found == sorted(["tapes.jsonl", "dropped.jsonl", "unread.jsonl", "report.json", "pairs.jsonl", "clusters.jsonl",
-                            "overlap.jsonl", "duplicates.png", "overlap.png"])  # fmt: skip
+    listed = [f"{name}.jsonl" for name in ("tapes", "dropped", "unread", "pairs", "clusters", "overlap")]
+    assert found == sorted([*listed, "report.json", "duplicates.png", "overlap.png"])
     assert pl.read_ndjson(out / "dropped.jsonl")["step"].to_list() == ["quarantine", "exact", "near", "overlap"]
     go_on = run("clean", "--corpus", out / "tapes.jsonl", "--out", tmp_path / "again")
     assert go_on.code == 0 and "5 documents = 5 kept + 0 dropped" in go_on.out
