@@ -18,7 +18,8 @@ MAX_IMPORT_SECONDS = 0.3
 
 # What a GPU machine may lack. The packages of RUNS_WITHOUT must import with all of these absent.
 FRAMES_AND_NOTEBOOKS = (
-    "polars pyarrow datasets pandas matplotlib IPython ipywidgets jupyterlab transformers gguf llguidance xgrammar ray"
+    "polars pyarrow datasets pandas matplotlib IPython ipywidgets jupyterlab transformers gguf llguidance xgrammar "
+    "ray datasketch"
 ).split()
 RUNS_WITHOUT = ("core", "sampling", "cache", "model", "spec", "train")
 

@@ -28,10 +28,11 @@ NAMES = (
     "11_predicted_against_live",
     "12_explore",
     "13_what_bounds_a_round",
+    "14_from_prompts_to_a_training_set",
 )
 
 MAX_LINES = 15
-MAX_BYTES = 3_000_000
+MAX_BYTES = 4_000_000
 PATHS = re.compile(r"(?<![\w.~<>-])/(work|home|root|Users|tmp|opt|private)/")
 QUICK: dict[str, dict[str, Any]] = {"01_quickstart": dict(MAX_NEW_TOKENS=24, DOCUMENTS=2)}
 

@@ -22,6 +22,7 @@ from workbench.core.progress import quiet
 if TYPE_CHECKING:
     from workbench.core.tape import Corpus
     from workbench.model.hybrid import HybridModel
+    from workbench.model.weights.text import TextSide
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float64")
@@ -152,7 +153,7 @@ def add_corpus(parser: Parser) -> None:
     parser.set_defaults(corpus_names=names)
 
 
-def read_corpus(args: argparse.Namespace, model: HybridModel) -> Corpus:
+def read_corpus(args: argparse.Namespace, model: HybridModel | TextSide) -> Corpus:
     """The tapes that the corpus options describe, cut to the model's context unless told otherwise."""
     from workbench.corpus import corpus
 

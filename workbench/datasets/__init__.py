@@ -1,7 +1,8 @@
-"""Datasets made from the target: which anchors, what a record keeps, and shards that survive a kill."""
+"""Datasets made from the target: which tapes and anchors, what a record keeps, and shards that survive a kill."""
 
 from workbench.datasets.answers import answers_summary, generate_corpus, load_answers
 from workbench.datasets.arrays import to_arrays
+from workbench.datasets.clean import CleanOptions, clean
 from workbench.datasets.extract import extract, load_anchors
 from workbench.datasets.k_cost import topk_cost
 from workbench.datasets.law_rows import topk_rows
@@ -33,4 +34,15 @@ __all__ = [
     "to_arrays",
     "topk_cost",
     "topk_rows",
+from workbench.datasets.quarantine import quarantine
+
+__all__ = [
+    "CleanOptions",
+    "ExtractOptions",
+    "clean",
+    "extract",
+    "load_anchors",
+    "post_norm",
+    "quarantine",
+    "to_arrays",
 ]

@@ -14,6 +14,7 @@ from workbench.core.tape import Corpus, Tape
 from workbench.corpus.fingerprint import corpus_fingerprint
 from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
+from workbench.model.weights.text import TextSide
 
 
 def as_corpus(tapes: Any) -> Corpus:
@@ -36,11 +37,11 @@ def as_corpus(tapes: Any) -> Corpus:
     return Corpus(listed)
 
 
-def check_tapes(model: HybridModel, tapes: Corpus) -> None:
+def check_tapes(model: HybridModel | TextSide, tapes: Corpus) -> None:
     """Refuse tapes that this model cannot run.
 
     Args:
-        model: The target.
+        model: The target, or its text side.
         tapes: The documents.
 
     Raises:

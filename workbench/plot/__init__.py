@@ -4,6 +4,7 @@ from workbench.plot.acceptance import acceptance_by_position, accepted_histogram
 from workbench.plot.calibration import acceptance_by_class, reliability
 from workbench.plot.heatmaps import heatmap
 from workbench.plot.kept import topk_cost
+from workbench.plot.hygiene import contamination, duplicates
 from workbench.plot.likelihood import nll, nll_by_position
 from workbench.plot.measures import differences, rate_by
 from workbench.plot.ops import op_errors, op_speeds
@@ -19,8 +20,10 @@ __all__ = [
     "acceptance_by_position",
     "accepted_histogram",
     "by_setting",
+    "contamination",
     "depth",
     "differences",
+    "duplicates",
     "heatmap",
     "laws",
     "nll",

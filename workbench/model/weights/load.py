@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,10 @@ def load_model(
             the draft vocabulary is of another head.
         UserError: The device or the type is unknown.
     """
-    path = Path(source)
-    if not path.is_dir():
-        path = _from_hub(str(source))
+    path = checkpoint_directory(source)
     where = device_of(device)
     kind = dtype_of(dtype, where)
-    config = ModelConfig.from_dict(_read_json(path / "config.json"))
+    config = ModelConfig.from_dict(read_json(path / "config.json"))
     index = _index(path)
     has_mtp = any(name.startswith("mtp.") for name in index)
     config = replace(config, mtp_num_hidden_layers=1 if has_mtp else 0, eos_token_id=_eos(path, config))
@@ -92,7 +91,24 @@ def dtype_of(dtype: str | torch.dtype | None, where: torch.device) -> torch.dtyp
     return found  # type: ignore[return-value]
 
 
-def _from_hub(source: str) -> Path:
+def checkpoint_directory(source: str | Path, *, files: Sequence[str] = _HUB_FILES) -> Path:
+    """The directory of a checkpoint; a hub id that is no directory here is fetched.
+
+    Args:
+        source: A directory, or a hub id "org/name".
+        files: Patterns of the files that are fetched from the hub.
+
+    Returns:
+        The directory.
+
+    Raises:
+        CheckpointError: It is neither, or it could not be fetched.
+    """
+    path = Path(source)
+    return path if path.is_dir() else _from_hub(str(source), files)
+
+
+def _from_hub(source: str, files: Sequence[str]) -> Path:
     if source.endswith(".gguf"):
         raise CheckpointError(f"{source!r}: GGUF files are not read yet; convert to a safetensors directory")
     if not _HUB_ID.match(source):
@@ -102,7 +118,7 @@ def _from_hub(source: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(source, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(source, allow_patterns=list(files)))
     except Exception as error:
         raise CheckpointError(
             f"{source!r} is not a directory here and could not be fetched from the hub ({type(error).__name__}: "
@@ -110,7 +126,8 @@ def _from_hub(source: str) -> Path:
         ) from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object."""
     if not path.exists():
         raise CheckpointError(
             f"{path.parent} has no {path.name}; a checkpoint directory needs it: restore it, or give another directory"
@@ -128,7 +145,7 @@ def _eos(path: Path, config: ModelConfig) -> tuple[int, ...]:
     file = path / "generation_config.json"
     if not file.exists():
         return config.eos_token_id
-    eos = _read_json(file).get("eos_token_id")
+    eos = read_json(file).get("eos_token_id")
     if eos is None:
         return config.eos_token_id
     listed = token_ids("generation_config.json eos_token_id", eos)
@@ -139,7 +156,7 @@ def _index(path: Path) -> dict[str, tuple[Path, str]]:
     """Canonical tensor name to (file, name in the file), over every safetensors file of the directory."""
     listing = path / "model.safetensors.index.json"
     if listing.exists():
-        table = _read_json(listing).get("weight_map")
+        table = read_json(listing).get("weight_map")
         if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
             raise CheckpointError(f"{listing} has no weight_map of names to files; restore it from the checkpoint")
         files = [path / name for name in sorted(set(table.values()))]
