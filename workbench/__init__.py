@@ -166,21 +166,21 @@ if TYPE_CHECKING:
     from workbench.core.errors import UserError
     from workbench.core.progress import quiet
     from workbench.core.tape import Corpus, Tape
-    from workbench.corpus import corpus, prompts, token_counts
+    from workbench.corpus import contamination, corpus, dedup, drop_overlap, near_dedup, prompts, split, token_counts
     from workbench.datasets import (
+        clean,
         extract,
         extract_sequences,
         generate_corpus,
         load_anchors,
         load_answers,
         load_sequences,
+        quarantine,
         read_sequence,
         record_bytes,
         topk_cost,
         topk_rows,
     )
-    from workbench.corpus import contamination, corpus, dedup, drop_overlap, near_dedup, split, token_counts
-    from workbench.datasets import clean, extract, load_anchors, quarantine
     from workbench.facade import load
     from workbench.model.shapes import random_model
     from workbench.replay import (

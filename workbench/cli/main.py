@@ -23,7 +23,6 @@ VERBS = {
     "generate-corpus": "answer prompts with the target, to train drafters on its own text",
     "extract": "write anchor records or a sequence store of a corpus, to train drafters on",
     "clean": "drop unusable, repeated and contaminated documents of a corpus, with a list of what went and why",
-    "extract": "write anchor records of a corpus, to train drafters on",
     "replay": "write the draft table and the NLL of a corpus",
     "sweep": "walk a grid of policies over draft tables, recommend one, write a page with sliders",
     "train": "build the demo corpus, train the demo checkpoint, average two checkpoints",

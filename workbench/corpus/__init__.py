@@ -10,12 +10,6 @@ from workbench.corpus.save import save_tapes
 from workbench.corpus.splits import label_splits, of_split, split
 
 __all__ = [
-    "corpus",
-    "corpus_fingerprint",
-    "label_splits",
-    "of_split",
-    "prompts",
-    "save_tapes",
     "Cleaned",
     "Contamination",
     "contamination",
@@ -26,6 +20,7 @@ __all__ = [
     "label_splits",
     "near_dedup",
     "of_split",
+    "prompts",
     "save_tapes",
     "split",
     "token_counts",

@@ -15,11 +15,13 @@ from workbench.datasets.sequence_rows import SequenceRow, read_sequence, sequenc
 from workbench.datasets.sequence_store import extract_sequences, load_sequences
 
 __all__ = [
+    "CleanOptions",
     "ExtractOptions",
     "SequenceOptions",
     "SequenceRow",
     "answers_summary",
     "bucket_divergence",
+    "clean",
     "extract",
     "extract_sequences",
     "generate_corpus",
@@ -27,6 +29,7 @@ __all__ = [
     "load_answers",
     "load_sequences",
     "post_norm",
+    "quarantine",
     "read_sequence",
     "rebuilt_logits",
     "record_bytes",
@@ -34,15 +37,4 @@ __all__ = [
     "to_arrays",
     "topk_cost",
     "topk_rows",
-from workbench.datasets.quarantine import quarantine
-
-__all__ = [
-    "CleanOptions",
-    "ExtractOptions",
-    "clean",
-    "extract",
-    "load_anchors",
-    "post_norm",
-    "quarantine",
-    "to_arrays",
 ]

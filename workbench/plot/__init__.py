@@ -3,8 +3,8 @@
 from workbench.plot.acceptance import acceptance_by_position, accepted_histogram, depth
 from workbench.plot.calibration import acceptance_by_class, reliability
 from workbench.plot.heatmaps import heatmap
-from workbench.plot.kept import topk_cost
 from workbench.plot.hygiene import contamination, duplicates
+from workbench.plot.kept import topk_cost
 from workbench.plot.likelihood import nll, nll_by_position
 from workbench.plot.measures import differences, rate_by
 from workbench.plot.ops import op_errors, op_speeds
@@ -37,9 +37,9 @@ __all__ = [
     "reliability",
     "roofline",
     "speedup_by_k",
+    "stacked",
     "survival",
     "topk_cost",
     "tree_gain",
     "tree_shapes",
-    "stacked",
 ]
