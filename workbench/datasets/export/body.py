@@ -252,12 +252,16 @@ class SampleExporter(Exporter):
                 problems.append(f"{LINES} goes from sample {documents - 1} to {line.index}")
             listed.add(line.file)
             documents, tokens = documents + 1, tokens + line.tokens
-            problems += [f"{line.file} ({line.doc_id!r}): {phrase}" for phrase in self._check(path, line, facts, parts, opened)]
+            phrases = self._check(path, line, facts, parts, opened)
+            problems += [f"{line.file} ({line.doc_id!r}): {phrase}" for phrase in phrases]
         if (documents, tokens) != (facts.documents, facts.tokens):
             problems.append(f"{LINES} lists {documents} documents where {FILE} says {facts.documents}")
         strange = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.match(self.pattern)} - listed
         problems += [f"{name} lies among the samples and is none: readers would take it" for name in sorted(strange)]
-        return problems + self.whole_problems(path, facts, parts)
+        try:
+            return problems + self.whole_problems(path, facts, parts)
+        except UNREADABLE as error:
+            return [*problems, f"{path} cannot be read ({type(error).__name__}: {_short(error)})"]
 
     def _claims(self, path: Path, facts: Facts) -> list[str]:
         """What ``export.json`` says that cannot be."""
