@@ -60,9 +60,7 @@ def documents(vocab: int = 83, lengths: Sequence[int] = (21, 34, 8, 13, 29)) -> 
             mask[1::2] = True
         elif i == 4:
             mask[10:] = True
-        tapes.append(
-            Tape(f"doc/{i}", generator.integers(0, vocab, n), 2, "s", "train", None if i == 0 else mask)
-        )
+        tapes.append(Tape(f"doc/{i}", generator.integers(0, vocab, n), 2, "s", "train", None if i == 0 else mask))
     return Corpus(tapes, name="c")
 
 
@@ -126,9 +124,7 @@ def make_store(
     facts = {"norm": norm_facts(model), "pre_norm": True} if extra is None else extra
     manifest = new_manifest("sequence", model, tapes, parameters={"taps": list(layers)}, extra=facts)
     plan = plan_shards([len(tape) for tape in tapes], 40)
-    with ShardDirectory(
-        out, manifest, plan=plan, schema=schema, files={NORM_FILE: norm_bytes(model)}
-    ) as directory:
+    with ShardDirectory(out, manifest, plan=plan, schema=schema, files={NORM_FILE: norm_bytes(model)}) as directory:
         for index in directory.pending:
             directory.write(index, batches[slice(*plan[index])])
         directory.finish({"documents": len(tapes), "tokens": tapes.n_tokens})

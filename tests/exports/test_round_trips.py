@@ -242,7 +242,7 @@ def test_data_of_another_kind_or_damaged_are_refused(trimmed, stores, tmp_path):
 
 def test_a_store_whose_documents_do_not_fit_is_refused(trimmed, stores, tmp_path):
     stores.make_store(trimmed, stores.documents()[2:3], tmp_path / "data")
-    with pytest.raises(UserError, match="can hold no document of .* no token of it is supervised"):
+    with pytest.raises(UserError, match=r"can hold no document of .* \(no token of it is supervised\)"):
         export(tmp_path / "data", to="speculators", model=trimmed, out=tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 

@@ -1,4 +1,4 @@
-"""``workbench export``: a sequence store in the form that another project's trainer reads, checked once it is written."""
+"""``workbench export``: a dataset in the form that another project's trainer reads, checked once it is written."""
 
 from __future__ import annotations
 

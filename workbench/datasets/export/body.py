@@ -1,4 +1,4 @@
-"""What all exports with a file per document have in common: which documents, which rows, what is written, what is checked.
+"""What exports with a file per document share: which documents, which rows, what is written, what is checked.
 
 Legend: S tokens, H hidden.
 A format says how layers are numbered, on which side of the final norm its last rows lie, and how a sample is put into a
@@ -296,7 +296,6 @@ def _closing(writer: SampleWriter) -> Iterator[SampleWriter]:
         yield writer
     finally:
         writer.close()
-
 
 
 def _short(error: BaseException) -> str:

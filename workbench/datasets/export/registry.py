@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -45,7 +46,7 @@ class ExportOptions:
         listed = self.layers
         good = isinstance(listed, Sequence) and not isinstance(listed, str)
         good = good and all(isinstance(i, Integral) and not isinstance(i, bool) and i >= 0 for i in listed)
-        if not good or any(a >= b for a, b in zip(listed, listed[1:])):
+        if not good or any(a >= b for a, b in pairwise(listed)):
             raise UserError(
                 f"layers={listed!r} is not valid: give layers counted from 0, ascending and none of them twice"
             )

@@ -1,8 +1,8 @@
 """Exports to speculators: token rows as a Hugging Face dataset, hidden rows as one safetensors file per document.
 
 Legend: S tokens, H hidden, L layers.
-Layer k is ``hidden_states[k]`` of transformers, 0 for the embedding: the output rows of our layer k - 1. The last of the
-L + 1 rows lies before the final norm, which the trainer applies. Ids and masks are stored unshifted.
+Layer k is ``hidden_states[k]`` of transformers, 0 for the embedding: the output rows of our layer k - 1. The last of
+the L + 1 rows lies before the final norm, which the trainer applies. Ids and masks are stored unshifted.
 Source: speculators 0.9.0, ``train/data.py``, ``train/vocab_mapping.py``.
 """
 
@@ -133,7 +133,8 @@ class Speculators(SampleExporter):
         """Read one sample back, its hidden rows and its token row."""
         found, row = load_file(out / line.file), opened.slice(line.index, 1)
         ids_S, mask_S = (
-            torch.tensor(row.column(name)[0].values.to_numpy(zero_copy_only=False)) for name in ("input_ids", "loss_mask")
+            torch.tensor(row.column(name)[0].values.to_numpy(zero_copy_only=False))
+            for name in ("input_ids", "loss_mask")
         )
         if row.column("seq_len")[0].as_py() != line.tokens:
             raise ValueError(f"seq_len of its token row is {row.column('seq_len')[0].as_py()}")
