@@ -243,10 +243,15 @@ class SampleExporter(Exporter):
         if not (path / LINES).is_file():
             return problems
         try:
-            opened = self.opened(path)
+            problems += self._samples(path, facts, parts)
+            return problems + self.whole_problems(path, facts, parts)
         except UNREADABLE as error:
             return [*problems, f"{path} cannot be read ({type(error).__name__}: {_short(error)})"]
-        listed, documents, tokens = set(), 0, 0
+
+    def _samples(self, path: Path, facts: Facts, parts: ModelParts) -> list[str]:
+        """What is wrong with the samples, and with their list."""
+        problems, listed, documents, tokens = [], set(), 0, 0
+        opened = self.opened(path)
         for line in read_lines(path):
             if line.index != documents:
                 problems.append(f"{LINES} goes from sample {documents - 1} to {line.index}")
@@ -257,11 +262,9 @@ class SampleExporter(Exporter):
         if (documents, tokens) != (facts.documents, facts.tokens):
             problems.append(f"{LINES} lists {documents} documents where {FILE} says {facts.documents}")
         strange = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.match(self.pattern)} - listed
-        problems += [f"{name} lies among the samples and is none: readers would take it" for name in sorted(strange)]
-        try:
-            return problems + self.whole_problems(path, facts, parts)
-        except UNREADABLE as error:
-            return [*problems, f"{path} cannot be read ({type(error).__name__}: {_short(error)})"]
+        return problems + [
+            f"{name} lies among the samples and is none: readers would take it" for name in sorted(strange)
+        ]
 
     def _claims(self, path: Path, facts: Facts) -> list[str]:
         """What ``export.json`` says that cannot be."""

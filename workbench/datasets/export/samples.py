@@ -187,9 +187,9 @@ def _id_problems(line: Line, sample: Sample, facts: Facts) -> list[str]:
     found, ids_S, mask_S = [], sample.ids_S, sample.mask_S
     for name, value_S in (("ids", ids_S), ("mask", mask_S)):
         if value_S.dtype != torch.int64:
-            found.append(f"its {name} are {value_S.dtype} where int64 is due")
+            found.append(f"the type of its {name} is {value_S.dtype} where torch.int64 is due")
         if tuple(value_S.shape) != (line.tokens,):
-            found.append(f"its {name} have shape {tuple(value_S.shape)} where ({line.tokens},) is due")
+            found.append(f"the shape of its {name} is {tuple(value_S.shape)} where ({line.tokens},) is due")
     if ids_S.numel() and not 0 <= int(ids_S.min()) <= int(ids_S.max()) < facts.vocab_size:
         found.append(f"it holds ids outside the vocabulary of {facts.vocab_size}")
     elif digest_ids(ids_S) != line.ids_sha256:
