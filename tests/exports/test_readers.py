@@ -44,6 +44,7 @@ def taps_of(truth, layers=LAYERS):
     return torch.cat([truth.taps[layer].to(torch.bfloat16) for layer in layers], -1)
 
 
+@torch.no_grad()
 def normed_of(truth, model):
     stored = truth.trunk_SH.to(torch.bfloat16).float()
     return rms_norm(stored, model.final_scale, model.config.rms_norm_eps).to(torch.bfloat16)

@@ -29,6 +29,7 @@ def taps_of(truth, dtype=torch.bfloat16):
     return torch.stack([truth.taps[layer].to(dtype) for layer in LAYERS], 1)
 
 
+@torch.no_grad()
 def normed_of(trunk_SH, model, dtype=torch.bfloat16):
     """The model's own norm of stored rows."""
     return rms_norm(trunk_SH.float(), model.final_scale, model.config.rms_norm_eps).to(dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -40,7 +40,7 @@ class ModelOptOptions(ExportOptions):
         UserError: A value is not valid.
     """
 
-    norm: str = "post"
+    norm: Literal["post", "pre"] = "post"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -98,6 +98,7 @@ class ModelParts:
         """Rows of the head for ``kept_ids_D``."""
         return self.head_VH if self.draft_ids_D is None else self.head_VH[self.draft_ids_D]
 
+    @torch.no_grad()  # the norm takes its sums otherwise where gradients are wanted
     def normed(self, trunk_SH: Tensor) -> Tensor:
         """Rows after the final norm, float32: rounded to the model's type they have the bits of its own."""
         return rms_norm(trunk_SH.float().contiguous(), self.scale_H, self.eps)
