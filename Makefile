@@ -74,8 +74,8 @@ $(READERS): $(STAMP) tests/exports/readers.txt tests/exports/requirements.txt
 	@below=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'); \
 	own=$$($(EXPORTS)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'); \
 	echo "import site; site.addsitedir('$$below')" > "$$own/workbench.pth"
-	$(EXPORTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/exports/readers.txt
 	$(EXPORTS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/exports/requirements.txt
+	$(EXPORTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/exports/readers.txt
 	@touch $@
 
 bench: venv  ## the benchmarks

@@ -24,6 +24,7 @@ _LAZY = {
     "token_counts": "workbench.corpus:token_counts",
     "extract": "workbench.datasets:extract",
     "load_anchors": "workbench.datasets:load_anchors",
+    "export": "workbench.datasets.export:export",
     "replay": "workbench.replay",
     "load_table": "workbench.replay:load_table",
     "score": "workbench.replay:score",
@@ -86,6 +87,7 @@ __all__ = [
     "Ema",
     "expected_rounds",
     "explore",
+    "export",
     "extract",
     "FixedK",
     "Gate",
@@ -136,6 +138,7 @@ if TYPE_CHECKING:
     from workbench.core.tape import Corpus, Tape
     from workbench.corpus import corpus, token_counts
     from workbench.datasets import extract, load_anchors
+    from workbench.datasets.export import export
     from workbench.facade import load
     from workbench.model.shapes import random_model
     from workbench.replay import (

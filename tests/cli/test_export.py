@@ -65,7 +65,7 @@ def test_options_are_those_of_the_format(run, data, tmp_path):
     ("argv", "says"),
     [
         ((), "--to is needed"),
-        (("--to", "specforge"), "did you mean 'specforge-"),
+        (("--to", "specforge"), "--to specforge is not valid: did you mean 'specforge-"),
         (("--to", "modelopt"), "--data and --out are needed"),
         (("--to", "modelopt", "--data", "d", "--check", "e"), "--check excludes --data and --out"),
         (("--to", "modelopt", "--norm", "both"), "--norm"),

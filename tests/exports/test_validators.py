@@ -316,3 +316,23 @@ def test_what_is_no_export(copied, tmp_path):
     one_of(validate(out, to="speculators"), "holds an export to 'modelopt'")
     (out / "export.json").write_text("{}")
     one_of(validate(out, to="modelopt"), "does not describe an export")
+
+
+def test_a_manifest_that_contradicts_itself_or_the_parts(copied, stores):
+    for change, says in (
+        (lambda facts: facts.update(complete=False), "is not complete"),
+        (lambda facts: facts["norm"].update(eps=1e-5), "another kind or eps of the final norm"),
+        (lambda facts: facts["norm"].update(kind="w"), "another kind or eps of the final norm"),
+        (lambda facts: facts.update(vocab_size=84), "another vocabulary, width or draft head"),
+        (lambda facts: facts.update(draft_ids=None), "another vocabulary, width or draft head"),
+        (lambda facts: facts.update(documents=9), "lists 4 documents where export.json says 9"),
+        (lambda facts: facts["layers"][0].pop("id"), "cannot be read (KeyError"),
+        (lambda facts: facts.update(files={}), "lists no samples.jsonl"),
+    ):
+        out = copied("modelopt")
+        stores.change_facts(out, change)
+        one_of(validate(out, to="modelopt"), says)
+        shutil.rmtree(out)
+    out = copied("modelopt")
+    (out / "samples.jsonl").unlink()
+    one_of(validate(out, to="modelopt"), "samples.jsonl is missing")

@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.cli.common import Outcome, add_common, load
 from workbench.cli.options import Kind, add_options, given
-from workbench.cli.parser import Parser
+from workbench.cli.parser import Parser, spoken
 from workbench.core.errors import CheckpointError, UserError
 
 GO_ON = "nothing was written; run it again"
@@ -32,9 +32,13 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--data", metavar="DIR", help="the dataset to export")
     parser.add_argument("--check", metavar="DIR", help="write nothing: check the export in this directory")
     to = _named(argv)
+    try:
+        kind = ExportOptions if to is None else exporter(to).options
+    except UserError as error:
+        raise UserError(spoken(str(error), ["to"])) from None
     names = add_options(
         parser,
-        ExportOptions if to is None else exporter(to).options,
+        kind,
         title="options of the format",
         choices={"hidden_dtype": HIDDEN_DTYPES},
         kinds={"layers": Kind(layers, "I,I,...|none")},
@@ -66,8 +70,8 @@ def run(args: argparse.Namespace) -> Outcome:
     _refuse(chosen.validate(args.out), args.out)
     data = {"verb": "export", **asdict(report), "bytes_per_token": report.bytes_per_token, "seconds": seconds}
     text = (
-        f"{report.documents:,} documents ({report.tokens:,} tokens) in {report.out} for {report.format}: "
-        f"{report.bytes:,} bytes, {report.bytes_per_token:,.0f} per token, {seconds:.1f} s; checked"
+        f"{report.documents:,} documents ({report.tokens:,} tokens) in {report.out} for {report.format}, checked: "
+        f"{report.bytes:,} bytes, {report.bytes_per_token:,.0f} per token beside the model's parts, {seconds:.1f} s"
     )
     text += "".join(f"\n{note}" for note in report.notes)
     notes = [f"left out {doc_id!r}: {why}" for doc_id, why in list(report.left_out.items())[:MANY]]

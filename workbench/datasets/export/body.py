@@ -142,6 +142,7 @@ class SampleExporter(Exporter):
             norm=facts.norm["rows"],
             left_out=facts.left_out,
             notes=self.notes(facts),
+            parts_bytes=directory_bytes(Path(out) / PARTS),
         )
 
     def _facts(self, source: SequenceSource, layers: Sequence[int], options: Any, parts: ModelParts) -> Facts:
@@ -234,19 +235,15 @@ class SampleExporter(Exporter):
             return [str(error)]
         if facts.to != self.name:
             return [f"{path} holds an export to {facts.to!r} and {self.name!r} is asked for: name its own format"]
-        problems = self._claims(path, facts)
-        problems += [
-            f"{name} is missing" if not (path / name).is_file() else f"{name} does not match its hash"
-            for name, digest in facts.files.items()
-            if not (path / name).is_file() or sha256_file(path / name) != digest
-        ]
-        if not (path / LINES).is_file():
-            return problems
+        problems: list[str] = []
         try:
-            problems += self._samples(path, facts, parts)
-            return problems + self.whole_problems(path, facts, parts)
+            problems += self._claims(path, facts, parts)
+            if (path / LINES).is_file():
+                problems += self._samples(path, facts, parts)
+                problems += self.whole_problems(path, facts, parts)
         except UNREADABLE as error:
-            return [*problems, f"{path} cannot be read ({type(error).__name__}: {_short(error)})"]
+            problems.append(f"{path} cannot be read ({type(error).__name__}: {_short(error)})")
+        return problems
 
     def _samples(self, path: Path, facts: Facts, parts: ModelParts) -> list[str]:
         """What is wrong with the samples, and with their list."""
@@ -266,11 +263,16 @@ class SampleExporter(Exporter):
             f"{name} lies among the samples and is none: readers would take it" for name in sorted(strange)
         ]
 
-    def _claims(self, path: Path, facts: Facts) -> list[str]:
-        """What ``export.json`` says that cannot be."""
+    def _claims(self, path: Path, facts: Facts, parts: ModelParts) -> list[str]:
+        """What ``export.json`` says that cannot be, and files that are not what it lists."""
         found = [] if facts.complete else [f"{path} is not complete"]
         if facts.norm["rows"] not in self.norms:
             found.append(f"{FILE} says that last rows are {facts.norm['rows']!r}; {self.name} has {list(self.norms)}")
+        if (facts.norm["kind"], facts.norm["eps"]) != (parts.norm_kind, parts.eps):
+            found.append(f"{FILE} says another kind or eps of the final norm than the parts beside it")
+        trimmed = None if parts.draft_ids_D is None else len(parts.draft_ids_D)
+        if (facts.vocab_size, facts.hidden_size) != tuple(parts.head_VH.shape) or facts.draft_ids != trimmed:
+            found.append(f"{FILE} says another vocabulary, width or draft head than the parts beside it")
         for each in facts.layers:
             due = self.layer_id(each["layer"])
             if each["id"] != due or each["hf_index"] != each["layer"] + 1:
@@ -278,7 +280,12 @@ class SampleExporter(Exporter):
                     f"{FILE} numbers layer {each['layer']} as {each['id']} (hidden_states[{each['hf_index']}]); "
                     f"{self.name} calls it {due} (hidden_states[{each['layer'] + 1}])"
                 )
-        return found
+        for name, digest in facts.files.items():
+            if not (path / name).is_file():
+                found.append(f"{name} is missing")
+            elif sha256_file(path / name) != digest:
+                found.append(f"{name} does not match its hash")
+        return found + ([] if LINES in facts.files else [f"{FILE} lists no {LINES}"])
 
     def _check(self, path: Path, line: Line, facts: Facts, parts: ModelParts, opened: Any) -> list[str]:
         if not (path / line.file).is_file():

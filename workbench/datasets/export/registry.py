@@ -68,6 +68,7 @@ class ExportReport:
         norm: "pre" or "post": whether the last hidden rows lie before or after the final norm; "" where there are none.
         left_out: Document ids that the format cannot hold, and why.
         notes: What the user must know to train from it, a sentence each.
+        parts_bytes: Bytes of the model's parts among ``bytes``, which do not grow with the documents.
     """
 
     format: str
@@ -80,11 +81,12 @@ class ExportReport:
     norm: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    parts_bytes: int = 0
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of the directory over tokens written."""
-        return self.bytes / self.tokens if self.tokens else float("nan")
+        """Bytes of the directory without the model's parts, over tokens written."""
+        return (self.bytes - self.parts_bytes) / self.tokens if self.tokens else float("nan")
 
 
 class Exporter(ABC):
