@@ -55,7 +55,7 @@ def documents(vocab: int = 83, lengths: Sequence[int] = (21, 34, 8, 13, 29)) -> 
     for i, n in enumerate(lengths):
         mask = np.zeros(n, bool)
         if i == 1:
-            mask[5:9] = mask[20:] = True
+            mask[3:6] = mask[20:] = True
         elif i == 3:
             mask[1::2] = True
         elif i == 4:

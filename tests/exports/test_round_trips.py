@@ -178,6 +178,18 @@ def test_a_whole_head_has_no_map_and_a_choice_of_layers_is_kept(tiny, stores, tm
     assert validate(tmp_path / "a", to="specforge-dflash") == validate(tmp_path / "b", to="speculators") == []
 
 
+def test_documents_of_one_token(tiny, stores, tmp_path):
+    model = tiny()
+    known = stores.make_store(model, stores.documents(lengths=(1, 9)), tmp_path / "data")
+    for to in FORMATS:
+        report = export(tmp_path / "data", to=to, model=model, out=tmp_path / to)
+        assert validate(tmp_path / to, to=to) == []
+        fits = to in ("speculators", "modelopt")  # the others supervise pairs of tokens
+        assert report.documents == (2 if fits else 1) and ("doc/0" in report.left_out) != fits
+    held = torch.load(tmp_path / "modelopt" / "samples" / "00000000.pt", weights_only=True)
+    assert same(held["aux_hidden_states"], taps_of(known["doc/0"]).flatten(1)) and len(held["input_ids"]) == 1
+
+
 def test_exports_have_the_same_bytes_twice(made, trimmed, tmp_path):
     for to in FORMATS:
         one = made(to)
