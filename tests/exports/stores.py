@@ -60,7 +60,9 @@ def documents(vocab: int = 83, lengths: Sequence[int] = (21, 34, 8, 13, 29)) -> 
             mask[1::2] = True
         elif i == 4:
             mask[10:] = True
-        tapes.append(Tape(f"doc/{i}", generator.integers(0, vocab, n), 2, "s", "train", None if i == 0 else mask))
+        tapes.append(
+            Tape(f"doc/{i}", generator.integers(0, vocab, n), min(n, 2), "s", "train", None if i == 0 else mask)
+        )
     return Corpus(tapes, name="c")
 
 
