@@ -22,10 +22,11 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     from workbench.datasets.export import REGISTRY, ExportOptions, exporter
     from workbench.datasets.export.registry import HIDDEN_DTYPES
 
+    width = max(map(len, REGISTRY))
     parser = Parser(
         "export",
         "Write a dataset in the form that another project's trainer reads, and check it; or check one with --check.\n\n"
-        + "\n".join(f"  {name:<18} {REGISTRY[name].about}" for name in sorted(REGISTRY)),
+        + "\n".join(f"  {name:<{width}}  {REGISTRY[name].about}" for name in sorted(REGISTRY)),
         usage="--to NAME --data DIR --out DIR",
     )
     parser.add_argument("--to", required=True, metavar="NAME", help=f"the format: {', '.join(sorted(REGISTRY))}")
