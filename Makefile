@@ -8,6 +8,10 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# The readers of other projects lie in an environment of their own, on top of .venv.
+EXPORTS := .venv-exports
+READERS := $(EXPORTS)/.installed
+
 # PYTHON=... names the interpreter that builds .venv; otherwise the first of these that is 3.11 or newer.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
@@ -20,7 +24,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_
 PYTEST    = $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --timeout $(TIMEOUT) --hypothesis-profile ci
 ARGS     ?=
 
-.PHONY: help venv demo lint format test test-full test-gpu bench lab notebooks clean
+.PHONY: help venv demo lint format test test-full test-gpu test-exports bench lab notebooks clean
 
 help:  ## print this list
 	@echo "usage: make TARGET [PYTHON=python3.x] [ARGS='...']"
@@ -61,6 +65,18 @@ test-gpu:  ## the GPU tests, with .venv if it is there and else with PYTHON as i
 	@if [ -x $(BIN)/python ]; then py=$(BIN)/python; else py="$(PYTHON)"; fi; \
 	if [ -z "$$py" ]; then echo "Python 3.11 or newer is needed and none was found: name one with make test-gpu PYTHON=/path/to/python3.x" >&2; exit 1; fi; \
 	HF_HUB_OFFLINE=1 "$$py" -m pytest -m gpu tests/gpu $(ARGS)
+
+test-exports: $(READERS)  ## every export through the reader of the project it is for
+	$(TEST_ENV) $(EXPORTS)/bin/python -m pytest -m exports tests/exports $(ARGS)
+
+$(READERS): $(STAMP) tests/exports/readers.txt tests/exports/requirements.txt
+	$(BIN)/python -m venv --clear $(EXPORTS)
+	@below=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'); \
+	own=$$($(EXPORTS)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'); \
+	echo "import site; site.addsitedir('$$below')" > "$$own/workbench.pth"
+	$(EXPORTS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/exports/requirements.txt
+	$(EXPORTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/exports/readers.txt
+	@touch $@
 
 bench: venv  ## the benchmarks
 	$(BIN)/workbench bench $(ARGS)

@@ -40,6 +40,7 @@ _LAZY = {
     "topk_rows": "workbench.datasets:topk_rows",
     "topk_cost": "workbench.datasets:topk_cost",
     "record_bytes": "workbench.datasets:record_bytes",
+    "export": "workbench.datasets.export:export",
     "replay": "workbench.replay",
     "load_table": "workbench.replay:load_table",
     "score": "workbench.replay:score",
@@ -106,6 +107,7 @@ __all__ = [
     "Ema",
     "expected_rounds",
     "explore",
+    "export",
     "extract",
     "extract_sequences",
     "FixedK",
@@ -181,6 +183,9 @@ if TYPE_CHECKING:
         topk_cost,
         topk_rows,
     )
+    from workbench.corpus import corpus, token_counts
+    from workbench.datasets import extract, load_anchors
+    from workbench.datasets.export import export
     from workbench.facade import load
     from workbench.model.shapes import random_model
     from workbench.replay import (

@@ -12,7 +12,18 @@ import pytest
 from workbench.cli import main as command
 from workbench.cli.parser import spoken
 
-JOBS = ["demo", "generate", "extract", "replay", "bench", "info", "train demo-corpus", "train demo", "train average"]
+JOBS = [
+    "demo",
+    "generate",
+    "extract",
+    "replay",
+    "export",
+    "bench",
+    "info",
+    "train demo-corpus",
+    "train demo",
+    "train average",
+]
 EVERYWHERE = ("--json", "--out", "--seed", "--device", "--threads", "--quiet")
 
 

@@ -26,6 +26,7 @@ VERBS = {
     "replay": "write the draft table and the NLL of a corpus",
     "sweep": "walk a grid of policies over draft tables, recommend one, write a page with sliders",
     "train": "build the demo corpus, train the demo checkpoint, average two checkpoints",
+    "export": "write a dataset in the form that another project's trainer reads, and check it",
     "bench": "measure decode, replay and extraction on this machine",
     "info": "facts of a checkpoint, its cache, this machine and the shipped corpora",
 }

@@ -127,8 +127,13 @@ def arg_docs(of: Callable[..., Any]) -> dict[str, str]:
 
 
 def _resolved(of: Callable[..., Any], annotation: Any) -> Any:
-    """An annotation as an object; those of a module with postponed evaluation are text."""
-    return eval(annotation, dict(vars(sys.modules[of.__module__]))) if isinstance(annotation, str) else annotation
+    """An annotation as an object; those of a module with postponed evaluation are text, also where it is inherited."""
+    if not isinstance(annotation, str):
+        return annotation
+    names: dict[str, Any] = {}
+    for kind in reversed(of.__mro__) if isinstance(of, type) else [of]:
+        names |= vars(sys.modules[kind.__module__])
+    return eval(annotation, names)
 
 
 def _help(text: str, flag: str, instead: str | None, default: Any) -> str:
