@@ -183,8 +183,6 @@ if TYPE_CHECKING:
         topk_cost,
         topk_rows,
     )
-    from workbench.corpus import corpus, token_counts
-    from workbench.datasets import extract, load_anchors
     from workbench.datasets.export import export
     from workbench.facade import load
     from workbench.model.shapes import random_model

@@ -10,6 +10,7 @@ from workbench.datasets.laws import bucket_divergence
 from workbench.datasets.layouts import record_bytes
 from workbench.datasets.norm import post_norm, rebuilt_logits
 from workbench.datasets.options import ExtractOptions
+from workbench.datasets.quarantine import quarantine
 from workbench.datasets.sequence_options import SequenceOptions
 from workbench.datasets.sequence_rows import SequenceRow, read_sequence, sequences
 from workbench.datasets.sequence_store import extract_sequences, load_sequences
