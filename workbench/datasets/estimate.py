@@ -116,4 +116,6 @@ def check_room(out: Path, needed: int, *, done: int, shards: int) -> str:
         )
     kept = f"; {done:,} of {shards:,} shards are there already" if done else ""
     room = f"; {size_text(free)} are free" if free < ROOM * needed else ""
-    return f"{out}: about {size_text(needed)} to write in {shards - done:,} shard{'s'[: shards - done != 1]}{kept}{room}"
+    return (
+        f"{out}: about {size_text(needed)} to write in {shards - done:,} shard{'s'[: shards - done != 1]}{kept}{room}"
+    )

@@ -2,8 +2,8 @@
 
 A shard holds a fixed range of documents. It is written to a temporary name while its hash is taken, synced, listed with
 its hash, and only then renamed: at no moment has a shard its name and is not known. What is done is read from the
-directory, so that a killed run goes on where it stopped and ends with the bytes of an uninterrupted one; what an earlier
-run left is proven by its hashes while the rest is made, and made again where it is broken.
+directory, so that a killed run goes on where it stopped and ends with the bytes of an uninterrupted one; what was left
+is proven by its hashes while the rest is made, and made again where it is broken.
 ``datasets.load_from_disk`` opens a finished directory as it is. This module knows nothing of models or of what the
 columns mean.
 """
@@ -38,6 +38,7 @@ __all__ = ["BATCH_ROWS", "Part", "ShardDirectory", "even_batches", "in_order", "
 T = TypeVar("T")
 
 OWN = ("state.json", "dataset_info.json")  # what ``datasets.load_from_disk`` reads besides shards
+
 
 class ShardDirectory:
     """One run over one directory; use it as a context manager.
@@ -215,7 +216,8 @@ class ShardDirectory:
         """Wait for the proof, and forget shards that are not what was written."""
         broken = set(self._proof.broken()) if self._proof is not None else set()
         if broken:
-            say(f"{self.out}: made again, since their bytes are not those that were written: {', '.join(sorted(broken))}")
+            names = ", ".join(sorted(broken))
+            say(f"{self.out}: made again, since their bytes are not those that were written: {names}")
             self.manifest.shards = [shard for shard in self.manifest.shards if shard["file"] not in broken]
             self.manifest.complete = False
         self._proof = None

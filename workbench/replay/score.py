@@ -12,8 +12,8 @@ from workbench.core.errors import UserError
 from workbench.core.progress import progress
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets.bfloat import to_bfloat16_bits
-from workbench.datasets.extract import numerical_class
 from workbench.datasets.estimate import tape_bytes
+from workbench.datasets.extract import numerical_class
 from workbench.datasets.groups import batch_limit, plan_groups
 from workbench.datasets.norm import NORM_FILE, norm_bytes, row_facts
 from workbench.datasets.provenance import DOCUMENTS_FILE, documents_bytes, new_manifest

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from workbench.core.errors import CapabilityError, CheckpointError, UserError
 from workbench.core.manifest import Manifest
 from workbench.core.tape import Corpus, Tape
-from workbench.datasets.extract import numerical_class
 from workbench.datasets.estimate import tape_bytes
+from workbench.datasets.extract import numerical_class
 from workbench.datasets.groups import batch_limit, plan_groups
 from workbench.datasets.provenance import DOCUMENTS_FILE, as_corpus, check_tapes, documents_bytes, new_manifest
 from workbench.datasets.shards import Part, ShardDirectory, in_order, load_shards, plan_shards
