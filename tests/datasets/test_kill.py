@@ -115,7 +115,9 @@ def test_killed_at_any_step_it_ends_with_the_same_bytes(server, tmp_path):
 
 def test_mistakes_are_found(server, tmp_path):
     whole, steps, _ = whole_run(server, "plain", tmp_path)
-    mistaken = (killed_at(server, "plain", tmp_path / "a", step, whole, mistake="named first") for step in range(1, steps))
+    mistaken = (
+        killed_at(server, "plain", tmp_path / "a", step, whole, mistake="named first") for step in range(1, steps)
+    )
     assert next(filter(None, mistaken)) == ["data-00000-of-00003.arrow was written again"]
     states = killed_at(server, "plain", tmp_path / "b", steps // 2, whole, mistake="a state of its own")
     assert states == ["manifest.json differs"]

@@ -175,7 +175,8 @@ class ShardDirectory:
         self._claimed = True
         self._sweep()
         if self.manifest.complete:
-            (self.out / LOG).unlink(missing_ok=True)
+            if (self.out / LOG).exists():
+                (self.out / LOG).unlink()
             return
         self._open()
 
