@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from workbench.core.errors import CapabilityError, CheckpointError, UserError
 from workbench.core.manifest import Manifest
 from workbench.core.tape import Corpus, Tape
+from workbench.datasets.estimate import tape_bytes
 from workbench.datasets.extract import numerical_class
 from workbench.datasets.groups import batch_limit, plan_groups
-from workbench.datasets.provenance import as_corpus, check_tapes, new_manifest
+from workbench.datasets.provenance import DOCUMENTS_FILE, as_corpus, check_tapes, documents_bytes, new_manifest
 from workbench.datasets.shards import Part, ShardDirectory, in_order, load_shards, plan_shards
 from workbench.model.chain import chains_for
 from workbench.model.fingerprint import fingerprint
@@ -186,7 +187,15 @@ def _write(
     schema = table_schema(columns)
     plan = plan_shards(rows, options.shard_rows)
     facts = _facts(model, corpus, options)
-    with ShardDirectory(out, manifest, plan=plan, schema=schema, resume=resume) as directory:
+    with ShardDirectory(
+        out,
+        manifest,
+        plan=plan,
+        schema=schema,
+        files={DOCUMENTS_FILE: documents_bytes(corpus)},
+        expected=tape_bytes(schema, rows, corpus.tapes),
+        resume=resume,
+    ) as directory:
         directory.stream(
             lambda documents, bar: _chunks(model, corpus, documents, rows, options, bar),
             lambda items, documents: in_order(
