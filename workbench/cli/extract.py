@@ -19,6 +19,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the verb's arguments."""
     from workbench.core.schemas import HIDDEN_DTYPES
     from workbench.datasets import ExtractOptions, extract
+    from workbench.datasets.engine import ENGINES, EngineOptions
 
     parser = Parser(
         "extract", "Write anchor records of a corpus; a killed run goes on where it stopped.", usage="--out DIR"
@@ -32,6 +33,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         kinds={"anchors": Kind(anchors, "N|all|P,P,...")},
     )
     resume = add_options(parser, extract, title="directory", only=("resume",))
+    engine = add_options(parser, EngineOptions, title="where it is done", choices={"engine": ENGINES})
     add_corpus(parser)
     add_common(
         parser,
@@ -39,20 +41,23 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         required=True,
         seed="seed of the choice of anchors (default: 20260811) and of documents under --limit (default: 0)",
     )
-    parser.set_defaults(names=names, resume_names=resume)
+    parser.set_defaults(names=names, resume_names=resume, engine_names=engine)
     return parser.read(argv)
 
 
 def run(args: argparse.Namespace) -> Outcome:
     """Extract, and return what was written."""
     from workbench.datasets import ExtractOptions, extract
+    from workbench.datasets.engine import EngineOptions
 
     options = given(args, args.names) | ({} if args.seed is None else {"seed": args.seed})
+    place = given(args, args.engine_names)
     ExtractOptions(**options)
+    EngineOptions(**place)
     model = load(args)
     tapes = read_corpus(args, model)
     began = perf_counter()
-    records = extract(model, tapes, out=args.out, **options, **given(args, args.resume_names))
+    records = extract(model, tapes, out=args.out, **options, **given(args, args.resume_names), **place)
     seconds = perf_counter() - began
     manifest = Manifest.read(args.out)
     data = {
