@@ -41,7 +41,9 @@ def descendants(pid: int) -> dict[int, str]:
     found: dict[int, str] = {}
     grew = True
     while grew:
-        below = {p: name for p, (parent, name) in parents.items() if p not in found and (parent == pid or parent in found)}
+        below = {
+            p: name for p, (parent, name) in parents.items() if p not in found and (parent == pid or parent in found)
+        }
         found |= below
         grew = bool(below)
     return found

@@ -1,7 +1,8 @@
-"""Shards made elsewhere, without a cluster: options, models and errors that travel, and what the asking process takes."""
+"""Shards made elsewhere, without a cluster: options, models and errors that travel, what the asking process takes."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import pickle
@@ -15,7 +16,7 @@ import torch
 from workbench.core.errors import CapabilityError, CheckpointError, NonFiniteError, UserError
 from workbench.core.manifest import Manifest
 from workbench.datasets import extract
-from workbench.datasets.engine import EngineOptions, driver, job, worker
+from workbench.datasets.engine import EngineOptions, driver, job, ship, worker
 from workbench.datasets.engine import options as options_module
 from workbench.datasets.engine.errors import packed, unpacked
 from workbench.datasets.engine.ship import ShippedModel, check_same
@@ -96,7 +97,7 @@ def test_other_weights_another_machine_and_other_libraries_are_refused(model, mo
     sent = ShippedModel.of(model)
     with pytest.raises(AssertionError, match="not those that were sent"):
         replace(sent, fingerprint="0" * 16).build()
-    with pytest.raises(UserError, match="another kind of machine .*cpu"):
+    with pytest.raises(UserError, match=r"another kind of machine .*cpu"):
         replace(sent, place={**sent.place, "cpu": "an older one"}).build()
     with pytest.raises(UserError, match=r"other libraries \(torch is '.*' there and '1\.0' here"):
         replace(sent, versions={**sent.versions, "torch": "1.0"}).build()
@@ -123,6 +124,12 @@ def test_errors_arrive_as_they_were(error):
 # ---------------------------------------------------------------- workers in this process
 
 
+def done_by(monkeypatch, fill):
+    """Let runs be done by another engine."""
+    for name in ("workbench.datasets.extract", "workbench.replay.table"):  # the package has a function of that name
+        monkeypatch.setattr(importlib.import_module(name), "fill", fill)
+
+
 class Captured(BaseException):
     """Ends a run once its job is known."""
 
@@ -135,30 +142,36 @@ def captured(monkeypatch, run):
         found.append((what, list(directory.plan)))
         raise Captured
 
-    with monkeypatch.context() as patch:
-        for module in ("workbench.datasets.extract", "workbench.replay.table"):
-            patch.setattr(f"{module}.fill", instead)
-        with pytest.raises(Captured):
-            run()
+    with monkeypatch.context() as patch, pytest.raises(Captured):
+        done_by(patch, instead)
+        run()
     return found[0]
 
 
-def in_turn(order, *, mistake=lambda batch: batch):
+def in_turn(order, *, mistake=lambda shipped: None):
     """An engine of workers in this process, which make shards in any order."""
 
     def fill(directory, what, model, engine):
         sent = pickle.loads(pickle.dumps((ShippedModel.of(model), what)))
+        mistake(sent[0])
         with job._swept(directory.out):
             stage = directory.out / f"{job.STAGE}test"
             stage.mkdir()
             writer = worker.ShardWriter(*sent, directory.plan, str(stage))
             for index in order(directory.pending):
-                said = json.loads(str(writer(mistake({"shard": np.array([index])}))["said"][0]))
+                said = json.loads(str(writer({"shard": np.array([index])})["said"][0]))
                 if "error" in said:
                     raise unpacked(said["error"])
                 driver.admit(directory, stage / said["file"], said["entry"])
 
     return fill
+
+
+def lose_a_bit(shipped):
+    """Change one weight of the final norm by a few per cent, as a worker would get it."""
+    data = shipped.weights["norm"][2]
+    data.flags.writeable = True
+    data[2] ^= 8
 
 
 RUNS = {
@@ -185,15 +198,17 @@ def test_workers_write_the_bytes_of_one_process_in_any_order_and_twice(model, ki
     whole = kills.contents(tmp_path / "local")
     assert sum(name.endswith(".arrow") for name in whole) == 3
     for name, order in [("back", lambda p: p[::-1]), ("twice", lambda p: [p[1], p[0], p[1], p[2], p[0]])]:
-        for module in ("workbench.datasets.extract", "workbench.replay.table"):
-            monkeypatch.setattr(f"{module}.fill", in_turn(order))
+        done_by(monkeypatch, in_turn(order))
         RUNS[run](model, tapes, tmp_path / name)
         assert kills.contents(tmp_path / name) == whole
-    # the control: a worker that takes another shard than it was given
-    monkeypatch.setattr("workbench.datasets.extract.fill", in_turn(lambda p: p, mistake=lambda b: {"shard": b["shard"] * 0}))
-    monkeypatch.setattr("workbench.replay.table.fill", in_turn(lambda p: p, mistake=lambda b: {"shard": b["shard"] * 0}))
-    with pytest.raises(AssertionError):
+    # the control: a bit of one weight is lost on the way
+    done_by(monkeypatch, in_turn(lambda p: p, mistake=lose_a_bit))
+    with pytest.raises(AssertionError, match="not those that were sent"):
         RUNS[run](model, tapes, tmp_path / "wrong")
+    monkeypatch.setattr(ship, "fingerprint", lambda model: "unchecked")
+    RUNS[run](model, tapes, tmp_path / "wrong")
+    differ = {name for name, data in kills.contents(tmp_path / "wrong").items() if data != whole[name]}
+    assert {name for name in whole if name.endswith(".arrow")} <= differ
 
 
 def test_what_is_done_stays_and_the_rest_is_made(model, kills, tmp_path, monkeypatch, here):
@@ -204,7 +219,7 @@ def test_what_is_done_stays_and_the_rest_is_made(model, kills, tmp_path, monkeyp
         yield pending[2]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("workbench.datasets.extract.fill", in_turn(stopped))
+    done_by(monkeypatch, in_turn(stopped))
     with pytest.raises(KeyboardInterrupt):
         extract(model, tapes, out=out, **SMALL)
     assert len(Manifest.read(out).shards) == 1 and not list(out.glob(".parts-*"))
@@ -230,7 +245,7 @@ def test_a_shard_that_does_not_read_back_is_not_taken(model, kills, tmp_path, mo
         return said
 
     monkeypatch.setattr(worker.ShardWriter, "write", damaged)
-    monkeypatch.setattr("workbench.datasets.extract.fill", in_turn(lambda p: p))
+    done_by(monkeypatch, in_turn(lambda p: p))
     with pytest.raises(UserError, match="does not read back as a worker wrote it"):
         extract(model, kills.documents(6), out=tmp_path / "x", **SMALL)
     assert not (tmp_path / "x").exists()
@@ -241,7 +256,7 @@ def test_sentences_of_workers_are_those_of_one_process(tiny, kills, tmp_path, mo
     broken.norm.data[3] = float("nan")
     with pytest.raises(NonFiniteError) as local:
         extract(broken, kills.documents(2), out=tmp_path / "x", **SMALL)
-    monkeypatch.setattr("workbench.datasets.extract.fill", in_turn(lambda p: p))
+    done_by(monkeypatch, in_turn(lambda p: p))
     with pytest.raises(NonFiniteError) as remote:
         extract(broken, kills.documents(2), out=tmp_path / "x", **SMALL)
     assert str(remote.value) == str(local.value) and remote.value.position == local.value.position
@@ -260,7 +275,7 @@ def test_a_full_disk_is_a_sentence(model, kills, tmp_path, monkeypatch, here):
     def full(self, *args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("workbench.datasets.extract.fill", in_turn(lambda p: p))
+    done_by(monkeypatch, in_turn(lambda p: p))
     monkeypatch.setattr(worker.OneShard, "write", full)
-    with pytest.raises(UserError, match="No space left on device.*finished shards are kept"):
+    with pytest.raises(UserError, match=r"No space left on device.*finished shards are kept"):
         extract(model, kills.documents(2), out=tmp_path / "x", **SMALL)

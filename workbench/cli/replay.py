@@ -54,9 +54,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     add_corpus(parser)
     add_common(parser, out="directory for shards and manifest", required=True,
                seed="of the choice of documents under --limit and of every draw (default: 0)")  # fmt: skip
-    parser.set_defaults(
-        names=names, resume_names=resume, engine_names=engine, own_names=own_names, scored_names=scored
-    )
+    parser.set_defaults(names=names, resume_names=resume, engine_names=engine, own_names=own_names, scored_names=scored)
     return parser.read(argv)
 
 

@@ -74,7 +74,9 @@ def fill_on_ray(directory: ShardDirectory, job: Job[Any], model: HybridModel, en
         if directory.pending:
             raise UserError(f"{len(directory.pending)} shards did not come back from the workers: run again to go on")
         first, now = min(began), time()
-        log.info("%d workers began after %.3f s; %d shards took %.3f s", workers, first - asked, len(pending), now - first)
+        log.info(
+            "%d workers began after %.3f s; %d shards took %.3f s", workers, first - asked, len(pending), now - first
+        )
 
 
 def admit(directory: ShardDirectory, made: Path, entry: dict[str, Any]) -> bool:

@@ -45,7 +45,7 @@ class OneShard(ShardDirectory):
     """
 
     def __init__(self, out: Path, index: int, *, plan: Sequence[tuple[int, int]], schema: Any) -> None:
-        super().__init__(out, Unlisted(kind=""), plan=plan, schema=schema)
+        super().__init__(out, Unlisted(kind="", parameters={}), plan=plan, schema=schema)
         self.index = index
 
     @property
