@@ -157,7 +157,7 @@ def in_turn(order, *, mistake=lambda shipped: None):
         with job._swept(directory.out):
             stage = directory.out / f"{job.STAGE}test"
             stage.mkdir()
-            writer = worker.ShardWriter(*sent, directory.plan, str(stage))
+            writer = worker.ShardWriter(*sent, directory.plan, str(stage), 1)
             for index in order(directory.pending):
                 said = json.loads(str(writer({"shard": np.array([index])})["said"][0]))
                 if "error" in said:
@@ -265,7 +265,7 @@ def test_sentences_of_workers_are_those_of_one_process(tiny, kills, tmp_path, mo
 
 def test_a_worker_without_the_directory_says_so(model, kills, tmp_path, monkeypatch, here):
     what, plan = captured(monkeypatch, lambda: extract(model, kills.documents(2), out=tmp_path / "x", **SMALL))
-    writer = worker.ShardWriter(ShippedModel.of(model), what, plan, str(tmp_path / "elsewhere" / ".parts-1"))
+    writer = worker.ShardWriter(ShippedModel.of(model), what, plan, str(tmp_path / "elsewhere" / ".parts-1"), 1)
     said = json.loads(str(writer({"shard": np.array([0])})["said"][0]))
     with pytest.raises(UserError, match="not the same directory on a worker's machine"):
         raise unpacked(said["error"])
@@ -279,3 +279,20 @@ def test_a_full_disk_is_a_sentence(model, kills, tmp_path, monkeypatch, here):
     monkeypatch.setattr(worker.OneShard, "write", full)
     with pytest.raises(UserError, match=r"No space left on device.*finished shards are kept"):
         extract(model, kills.documents(2), out=tmp_path / "x", **SMALL)
+
+
+@pytest.mark.parametrize(("name", "says"), [("0", "made shard 0"), ("start", "started")])
+def test_workers_that_keep_dying_are_given_up(model, kills, tmp_path, monkeypatch, here, name, says):
+    what, plan = captured(monkeypatch, lambda: extract(model, kills.documents(2), out=tmp_path / "x", **SMALL))
+    sent = ShippedModel.of(model)
+
+    def after(dead: int) -> dict:
+        stage = tmp_path / f"{dead}"
+        for i in range(dead):
+            (stage / f"{name}-{i}").mkdir(parents=True)
+        writer = worker.ShardWriter(sent, what, plan, str(stage), 1)
+        return json.loads(str(writer({"shard": np.array([0])})["said"][0]))
+
+    assert after(worker.TRIES - 1)["entry"]["rows"] == 8
+    with pytest.raises(UserError, match=f"{worker.TRIES} workers died while they {says}"):
+        raise unpacked(after(worker.TRIES)["error"])

@@ -32,7 +32,6 @@ from workbench.model.hybrid import HybridModel
 
 log = logging.getLogger("workbench.datasets.engine")
 
-RESTARTS = 10  # times a worker may die in one run before the run gives up
 PER_TOKEN = 16  # bytes of a tape in the object store, at most
 
 
@@ -133,11 +132,9 @@ def _said(
             ShardWriter,
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
-            fn_constructor_args=(ray.put(shipped), ray.put(job), list(plan), str(stage)),
+            fn_constructor_args=(ray.put(shipped), ray.put(job), list(plan), str(stage), workers),
             num_cpus=1,
             num_gpus=gpus or None,
-            max_restarts=RESTARTS,
-            max_task_retries=RESTARTS,
         )
         try:
             for batch in made.iter_batches(batch_size=None, prefetch_batches=0, batch_format="numpy"):
@@ -145,8 +142,8 @@ def _said(
                     yield json.loads(str(text))
         except ray.exceptions.RayActorError as error:
             raise UserError(
-                f"a worker died {RESTARTS + 1} times, which happens when memory runs out or its machine goes away "
-                f"({_first_line(error)}): finished shards are kept; give fewer workers, and run again to go on"
+                f"a worker is lost, as when its machine goes ({_first_line(error)}): finished shards are kept; run "
+                "again to go on"
             ) from error
 
 

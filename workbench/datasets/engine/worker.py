@@ -1,7 +1,8 @@
 """A worker: one model, one shard at a time, by the code that writes shards in a run of one process.
 
 It writes into a directory of its own and never into the dataset: what it made becomes part of the dataset when the
-process that holds the directory's lock says so. So a worker may be stopped, or repeat a shard, at any time.
+process that holds the directory's lock says so. So a worker may be stopped, or repeat a shard, at any time. Directories
+of workers that died stay until the run ends, and tell the next ones when to give up.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from workbench.datasets.shards import ShardDirectory
 if TYPE_CHECKING:
     from workbench.datasets.engine.job import Job
     from workbench.datasets.engine.ship import ShippedModel
+
+
+TRIES = 10  # workers that may die over one shard, or while they start, before the run gives up
 
 
 class Unlisted(Manifest):
@@ -62,9 +66,10 @@ class ShardWriter:
         job: The run.
         plan: Document range [first, last) of every shard.
         stage: Directory, shared with the asking process, in which to make directories.
+        workers: How many of them there are.
     """
 
-    def __init__(self, shipped: Any, job: Any, plan: Sequence[tuple[int, int]], stage: str) -> None:
+    def __init__(self, shipped: Any, job: Any, plan: Sequence[tuple[int, int]], stage: str, workers: int) -> None:
         quiet()
         self.plan, self.stage = plan, Path(stage)
         self.refused: UserError | None = None
@@ -74,9 +79,11 @@ class ShardWriter:
                     f"{self.stage.parent} is not the same directory on a worker's machine: give an out that all "
                     "machines of the cluster share"
                 )
+            mine = self.claim("start", TRIES + workers - 1, what="started")
             given: ShippedModel = _got(shipped)
             self.job: Job[Any] = _got(job)
             self.model = given.build()
+            mine.rmdir()
         except UserError as error:
             self.refused = error
 
@@ -99,13 +106,37 @@ class ShardWriter:
             said = {"error": packed(error)}
         return {"said": np.array([json.dumps(said | {"shard": index, "began": began})])}
 
-    def write(self, index: int) -> dict[str, Any]:
-        """Write a shard into a directory of its own, and describe it."""
-        out = self.stage / uuid4().hex
+    def claim(self, name: str, tries: int, *, what: str) -> Path:
+        """Make a directory for a piece of work, unless too many have been left behind by workers that died at it.
+
+        Args:
+            name: Of the work.
+            tries: How many that may be.
+            what: The work, in words.
+
+        Returns:
+            The directory.
+
+        Raises:
+            UserError: There are as many, or none can be made.
+        """
+        if len(list(self.stage.glob(f"{name}-*"))) >= tries:
+            raise UserError(
+                f"{TRIES} workers died while they {what}, which happens when memory runs out: finished shards are "
+                "kept; give fewer workers, a smaller chunk or batch, and run again to go on"
+            )
+        out = self.stage / f"{name}-{uuid4().hex}"
         try:
             out.mkdir()
         except OSError as error:
-            raise UserError(f"{out} could not be made ({error}): make room there and run again to go on") from error
+            raise UserError(
+                f"{out} could not be made ({error}): finished shards are kept; make room there and run again to go on"
+            ) from error
+        return out
+
+    def write(self, index: int) -> dict[str, Any]:
+        """Write a shard into a directory of its own, and describe it."""
+        out = self.claim(f"{index}", TRIES, what=f"made shard {index}")
         shard = OneShard(out, index, plan=self.plan, schema=self.job.schema)
         shard.stream(
             lambda documents, bar: self.job.items(self.model, documents, bar),
