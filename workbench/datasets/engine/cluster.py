@@ -67,15 +67,21 @@ def _own(cpus: int, store_bytes: int) -> Iterator[None]:
 
     with tempfile.TemporaryDirectory(prefix="wb-ray-", ignore_cleanup_errors=True) as folder:
         try:
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                object_store_memory=store_bytes,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _temp_dir=folder,
-            )
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=cpus,
+                    object_store_memory=store_bytes,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _temp_dir=folder,
+                )
+            except (OSError, ValueError, RuntimeError) as error:
+                raise UserError(
+                    f"Ray could not start on this machine ({_said(error)}): make room in memory and in the temporary "
+                    "directory, whose path must be short, or use engine='local'"
+                ) from error
             yield
         finally:
             ray.shutdown()
@@ -88,15 +94,19 @@ def _joined(address: str) -> Iterator[None]:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray has no common class for what may be wrong with an address
-        said = (str(error).strip().splitlines() or [""])[0][:200]
         raise UserError(
-            f"ray_address={address!r} could not be joined ({type(error).__name__}: {said}): start a cluster with `ray "
+            f"ray_address={address!r} could not be joined ({_said(error)}): start a cluster with `ray "
             "start --head`, with the same Python and Ray as here, or leave it out for one on this machine"
         ) from None
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _said(error: Exception) -> str:
+    """An error of Ray's in one line."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
 
 
 def _fits_here(gpus: float, threads: int) -> int:
