@@ -281,3 +281,9 @@ def threads() -> Iterator[Callable[[int], Any]]:
             torch.set_num_threads(before)
 
     yield using
+
+
+@pytest.fixture(scope="session")
+def kill_server() -> ModuleType:
+    """Runs over dataset directories, of tests/datasets/kill_server.py."""
+    return load_helper("datasets/kill_server")

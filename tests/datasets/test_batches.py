@@ -16,8 +16,8 @@ from workbench.core.errors import NonFiniteError, UserError
 from workbench.core.manifest import Manifest
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets import extract, passes, to_arrays
-from workbench.datasets import shards as shards_module
 from workbench.datasets.groups import WINDOW, chunk_counts, plan_groups
+from workbench.datasets.shardfile import HashingFile
 from workbench.datasets.topk import kept_columns
 from workbench.model.hybrid import HybridModel
 from workbench_kernels.sparse_topk import sparse_topk
@@ -136,7 +136,7 @@ def test_a_slow_writer_changes_nothing(model, tmp_path, monkeypatch):
 def test_a_full_disk_is_a_sentence_and_the_run_goes_on(model, tmp_path, monkeypatch, batch):
     options = dict(shard_rows=6, batch=batch, exact=False, **SMALL)
     extract(model, ragged(), out=tmp_path / "whole", **options)
-    out, write = tmp_path / "x", shards_module._Hashing.write
+    out, write = tmp_path / "x", HashingFile.write
     left = [sum(map(len, shards(tmp_path / "whole"))) // 2]
 
     def full(self, data):
@@ -145,8 +145,8 @@ def test_a_full_disk_is_a_sentence_and_the_run_goes_on(model, tmp_path, monkeypa
             raise OSError(28, "No space left on device")
         return write(self, data)
 
-    monkeypatch.setattr(shards_module._Hashing, "write", full)
-    with pytest.raises(UserError, match=r"could not be written.*No space left.*run again"):
+    monkeypatch.setattr(HashingFile, "write", full)
+    with pytest.raises(UserError, match=r"could not be written.*disk is full.*No space left.*run again"):
         extract(model, ragged(), out=out, **options)
     monkeypatch.undo()
     done = Manifest.read(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import inspect
 import json
@@ -272,11 +273,11 @@ def test_a_worker_without_the_directory_says_so(model, kills, tmp_path, monkeypa
 
 
 def test_a_full_disk_is_a_sentence(model, kills, tmp_path, monkeypatch, here):
-    def full(self, *args, **kwargs):
-        raise OSError(28, "No space left on device")
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     done_by(monkeypatch, in_turn(lambda p: p))
-    monkeypatch.setattr(worker.OneShard, "write", full)
+    monkeypatch.setattr("workbench.datasets.shards.write_shard_file", full)
     with pytest.raises(UserError, match=r"No space left on device.*finished shards are kept"):
         extract(model, kills.documents(2), out=tmp_path / "x", **SMALL)
 

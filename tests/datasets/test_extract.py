@@ -15,6 +15,7 @@ import torch
 
 from workbench.core.errors import CheckpointError, NonFiniteError, UserError
 from workbench.core.manifest import Manifest
+from workbench.core.sealed import seal, unseal
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets import ExtractOptions, extract, load_anchors, post_norm, to_arrays
 from workbench.datasets import shards as shards_module
@@ -151,7 +152,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(model, tmp_path, monk
     tapes, options = documents(), dict(shard_rows=8, **SMALL)
     extract(model, tapes, out=tmp_path / "whole", **options)
     whole = contents(tmp_path / "whole")
-    assert len(whole) == 3 + 4
+    assert len(whole) == 3 + 5
     out, sizes = tmp_path / "killed", set()
     for forwards in (1, 8, 11):
         with monkeypatch.context() as patch:
@@ -185,18 +186,19 @@ def test_a_lost_file_is_made_again(model, tmp_path):
         assert contents(tmp_path / "x") == before
 
 
-@pytest.mark.parametrize("name", ["data-00001-of-00003.arrow", "norm.safetensors", "state.json"])
-def test_a_flipped_byte_is_refused(model, tmp_path, name):
+@pytest.mark.parametrize("name", ["data-00001-of-00003.arrow", "norm.safetensors", "state.json", "documents.jsonl"])
+def test_a_flipped_byte_is_refused_and_made_good(model, tmp_path, name):
     options = dict(shard_rows=8, **SMALL)
     extract(model, documents(), out=tmp_path / "x", **options)
+    before = contents(tmp_path / "x")
     file = tmp_path / "x" / name
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(bytes(data))
     with pytest.raises(CheckpointError, match=f"{name} does not match the hash"):
         load_anchors(tmp_path / "x")
-    with pytest.raises(CheckpointError, match="does not match the hash"):
-        extract(model, documents(), out=tmp_path / "x", **options)
+    extract(model, documents(), out=tmp_path / "x", **options)
+    assert contents(tmp_path / "x") == before
 
 
 def test_another_run_is_not_mixed_in(model, tiny, tmp_path):
@@ -365,13 +367,14 @@ def test_a_mass_that_is_off_stops_the_run(model, tmp_path, monkeypatch):
 def test_a_manifest_that_is_none_is_a_sentence(model, tmp_path):
     extract(model, documents(1), out=tmp_path / "x", **SMALL)
     file = tmp_path / "x" / "manifest.json"
-    good = json.loads(file.read_text())
+    good = unseal(file.read_bytes())
     for bad, says in [
         ("{", "not a manifest"),
         ("[]", "not a manifest"),
-        (json.dumps({**good, "format": 9}), "format 9"),
-        (json.dumps({**good, "surprise": 1}), "surprise"),
-        (json.dumps({**good, "kind": "table"}), "holds 'table'; 'anchors' is needed"),
+        (json.dumps(good), "do not match the hash at its end"),
+        (seal({**good, "format": 9}).decode(), "format 9"),
+        (seal({**good, "surprise": 1}).decode(), "surprise"),
+        (seal({**good, "kind": "table"}).decode(), "holds 'table'; 'anchors' is needed"),
     ]:
         file.write_text(bad)
         with pytest.raises(CheckpointError, match=says):

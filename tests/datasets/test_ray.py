@@ -259,7 +259,9 @@ def test_the_asking_process_killed_at_any_time(model, kills, whole, orphans, tmp
         process.wait()
     orphans.update(below)
     done = listed(out)
-    extract(model, kills.documents(12, 100), out=out, **SLOW, **({"engine": "ray", "workers": 1} if seed % 4 < 2 else {}))
+    extract(
+        model, kills.documents(12, 100), out=out, **SLOW, **({"engine": "ray", "workers": 1} if seed % 4 < 2 else {})
+    )
     assert kills.contents(out) == whole
     assert {name: identity(out / name) for name in done} == done
 

@@ -15,18 +15,8 @@ from workbench.core.errors import UserError, check_choice, check_int
 from workbench.core.manifest import git_state, library_versions, machine
 
 NAMES = (
-    "decode",
-    "replay",
-    "extract",
-    "memory",
-    "shaping",
-    "prefix",
-    "formats",
-    "phases",
-    "predict",
-    "walk",
-    "trim",
-    "ray",
+    *("decode", "replay", "extract", "memory", "shaping", "prefix", "formats", "phases", "predict", "walk", "trim"),
+    *("resume", "ray"),
 )
 SHAPED = ("decode", "extract", "replay")  # those that also run a model of random weights in a published geometry
 

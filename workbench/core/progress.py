@@ -57,3 +57,13 @@ def progress(
         file=sys.stderr,
         disable=not (_shown if enabled is None else enabled),
     )
+
+
+def say(text: str) -> None:
+    """Show a line beside the bars: on stderr, in a notebook in the cell's output; nothing when they are switched off.
+
+    Args:
+        text: The line.
+    """
+    if _shown:
+        print(text, file=sys.stdout if "ipykernel" in sys.modules else sys.stderr)

@@ -27,3 +27,8 @@ def corpus_fingerprint(tapes: Iterable[Tape]) -> str:
         if tape.supervised is not None:
             digest.update(tape.supervised.tobytes())
     return digest.hexdigest()[:16]
+
+
+def document_hash(tape: Tape) -> str:
+    """Hash of a document's token ids alone, as little-endian int32: 64 hex digits."""
+    return hashlib.sha256(tape.tokens.astype("<i4").tobytes()).hexdigest()

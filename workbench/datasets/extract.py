@@ -21,11 +21,12 @@ from workbench.core.schemas import anchor_schema
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets.anchors import Anchors, anchor_positions, slot_mask
 from workbench.datasets.engine import EngineOptions, Job, fill
+from workbench.datasets.estimate import tape_bytes
 from workbench.datasets.groups import batch_limit, plan_groups
-from workbench.datasets.norm import NORM_FILE, norm_bytes, norm_facts
+from workbench.datasets.norm import NORM_FILE, norm_bytes, row_facts
 from workbench.datasets.options import ExtractOptions
 from workbench.datasets.passes import Passed, filled_records, run_group
-from workbench.datasets.provenance import as_corpus, check_tapes, new_manifest
+from workbench.datasets.provenance import DOCUMENTS_FILE, as_corpus, check_tapes, documents_bytes, new_manifest
 from workbench.datasets.shards import Part, ShardDirectory, in_order, load_shards, plan_shards
 from workbench.datasets.window import Filled, Window
 from workbench.model.hybrid import HybridModel
@@ -113,13 +114,14 @@ def extract(
         hidden_dtype=options.hidden_dtype,
     )
     with numerical_class(model, exact):
-        manifest = new_manifest(KIND, model, corpus, parameters=options.to_dict(), extra={"norm": norm_facts(model)})
+        manifest = new_manifest(KIND, model, corpus, parameters=options.to_dict(), extra=row_facts(model))
         directory = ShardDirectory(
             Path(out),
             manifest,
             plan=plan_shards(rows, options.shard_rows),
             schema=schema,
-            files={NORM_FILE: norm_bytes(model)},
+            files={NORM_FILE: norm_bytes(model), DOCUMENTS_FILE: documents_bytes(corpus)},
+            expected=tape_bytes(schema, rows, corpus.tapes),
             resume=resume,
         )
         with directory:

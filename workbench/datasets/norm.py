@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,23 @@ if TYPE_CHECKING:
     from workbench.model.hybrid import HybridModel
 
 NORM_FILE = "norm.safetensors"
+LAYERS = "tap i is the output rows of layer i, counted from 0; hidden is the last layer's, before the final norm"
 
 
 def norm_facts(model: HybridModel) -> dict[str, Any]:
-    """Kind and epsilon of the final norm, for the manifest."""
-    return {"kind": "rms_norm(x) * (1 + weight)", "eps": model.config.rms_norm_eps, "file": NORM_FILE}
+    """Kind, epsilon and fingerprint (of the weight's float32 bytes) of the final norm, for the manifest."""
+    weight = model.norm.detach().float().cpu().contiguous().numpy()
+    return {
+        "kind": "rms_norm(x) * (1 + weight)",
+        "eps": model.config.rms_norm_eps,
+        "file": NORM_FILE,
+        "fingerprint": hashlib.sha256(weight.tobytes()).hexdigest()[:16],
+    }
+
+
+def row_facts(model: HybridModel) -> dict[str, Any]:
+    """What a reader of trunk rows needs to know of them: the norm they lack, and how layers are counted."""
+    return {"norm": norm_facts(model), "pre_norm": True, "layer_convention": LAYERS}
 
 
 def norm_bytes(model: HybridModel) -> bytes:

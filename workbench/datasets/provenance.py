@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ import torch
 from workbench.core.errors import UserError
 from workbench.core.manifest import Manifest, library_versions, machine
 from workbench.core.tape import Corpus, Tape
-from workbench.corpus.fingerprint import corpus_fingerprint
+from workbench.corpus.fingerprint import corpus_fingerprint, document_hash
 from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
+
+DOCUMENTS_FILE = "documents.jsonl"
 
 
 def as_corpus(tapes: Any) -> Corpus:
@@ -103,6 +107,7 @@ def new_manifest(
             "row_block": model.numerics.row_block,
         },
         tokenizer=tapes.tokenizer or (model.tokenizer.fingerprint if model.tokenizer is not None else ""),
+        template=template_fingerprint(model),
         corpus={
             "name": tapes.name,
             "fingerprint": corpus_fingerprint(tapes),
@@ -117,3 +122,18 @@ def new_manifest(
         versions=library_versions(),
         extra=dict(extra or {}),
     )
+
+
+def template_fingerprint(model: HybridModel) -> str:
+    """Hash of the model's chat template, 16 hex digits; "" without one."""
+    template = None if model.tokenizer is None else model.tokenizer.config.get("chat_template")
+    return "" if template is None else hashlib.sha256(json.dumps(template).encode()).hexdigest()[:16]
+
+
+def documents_bytes(tapes: Sequence[Tape]) -> bytes:
+    """The file that lists source documents, one JSON line each: doc_id, source, split, prompt_len, tokens, sha256."""
+    lines = []
+    for tape in tapes:
+        facts = {"doc_id": tape.doc_id, "source": tape.source, "split": tape.split, "prompt_len": tape.prompt_len}
+        lines.append(json.dumps({**facts, "tokens": len(tape), "sha256": document_hash(tape)}, ensure_ascii=False))
+    return "".join(line + "\n" for line in lines).encode()

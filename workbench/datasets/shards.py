@@ -1,9 +1,11 @@
 """A dataset directory in the making: Arrow IPC stream shards, a manifest, and what is still to do.
 
-A shard holds a fixed range of documents, is written to a temporary name while its hash is taken, synced and renamed;
-then the manifest is written. What is done is read from the directory, so that a killed run goes on where it stopped
-and ends with the bytes of an uninterrupted one. ``datasets.load_from_disk`` opens a finished directory as it is.
-This module knows nothing of models or of what the columns mean.
+A shard holds a fixed range of documents. It is written to a temporary name while its hash is taken, synced, listed with
+its hash, and only then renamed: at no moment has a shard its name and is not known. What is done is read from the
+directory, so that a killed run goes on where it stopped and ends with the bytes of an uninterrupted one; what was left
+is proven by its hashes while the rest is made, and made again where it is broken.
+``datasets.load_from_disk`` opens a finished directory as it is. This module knows nothing of models or of what the
+columns mean.
 """
 
 from __future__ import annotations
@@ -13,96 +15,29 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from workbench.core.errors import CheckpointError, UserError
-from workbench.core.manifest import Manifest, git_state, sha256_file, sync_directory, write_atomic, write_json
-from workbench.core.progress import progress
+from workbench.core.manifest import LOG, Manifest, git_state, sha256_file, write_atomic, write_json
+from workbench.core.progress import progress, say
+from workbench.core.sealed import sync_directory
 from workbench.datasets.background import Background
-from workbench.datasets.bits import settled
+from workbench.datasets.estimate import LISTING, batch_bytes, check_room
+from workbench.datasets.plan import BATCH_ROWS, Part, even_batches, in_order, plan_shards, rows_until
+from workbench.datasets.proof import Proof, unharmed, verify
+from workbench.datasets.shardfile import refusing, temporary_name, write_shard_file
 
 if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
 
+__all__ = ["BATCH_ROWS", "Part", "ShardDirectory", "even_batches", "in_order", "load_shards", "plan_shards", "verify"]
+
 T = TypeVar("T")
 
-BATCH_ROWS = 256  # rows held before they are written as one record batch
-
-
-class Part(NamedTuple):
-    """Rows of one document.
-
-    Args:
-        document: Its index.
-        batch: The rows.
-        last: No more of its rows come.
-    """
-
-    document: int
-    batch: pa.RecordBatch
-    last: bool
-
-
-def in_order(parts: Iterable[Part], documents: Sequence[int]) -> Iterator[Part]:
-    """The parts of some documents, document by document; others are dropped.
-
-    Args:
-        parts: In order within each document; documents may be mixed.
-        documents: Whose parts are wanted, in this order.
-
-    Yields:
-        Each part as soon as those before it are there; what comes early is held.
-    """
-    held: dict[int, list[Part]] = {document: [] for document in documents}
-    waiting = iter(documents)
-    now = next(waiting, None)
-    for part in parts:
-        if part.document in held:
-            held[part.document].append(part)
-        while now is not None and held[now]:
-            ready, held[now] = held[now], []
-            yield from ready
-            if not ready[-1].last:
-                break
-            del held[now]
-            now = next(waiting, None)
-    assert now is None, f"document {now} did not come to its end"
-
-
-def plan_shards(rows: Sequence[int], shard_rows: int) -> list[tuple[int, int]]:
-    """Cut documents into shards of about ``shard_rows`` rows; a document is never cut.
-
-    Args:
-        rows: Rows of every document.
-        shard_rows: Rows after which a shard ends.
-
-    Returns:
-        Ranges [first, last) of documents.
-    """
-    plan, first, held = [], 0, 0
-    for i, n in enumerate(rows):
-        held += n
-        if held >= shard_rows:
-            plan.append((first, i + 1))
-            first, held = i + 1, 0
-    return plan + ([(first, len(rows))] if first < len(rows) else [])
-
-
-def even_batches(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of ``size``, the last one shorter: a file's bytes do not tell how the rows came."""
-    import pyarrow as pa
-
-    held: list[pa.RecordBatch] = []
-    for batch in batches:
-        held.append(batch)
-        while sum(b.num_rows for b in held) >= size:
-            joined = pa.concat_batches(held)
-            yield settled(joined.slice(0, size))
-            held = [joined.slice(size)] if joined.num_rows > size else []
-    if held:
-        yield settled(pa.concat_batches(held))
+OWN = ("state.json", "dataset_info.json")  # what ``datasets.load_from_disk`` reads besides shards
 
 
 class ShardDirectory:
@@ -114,13 +49,16 @@ class ShardDirectory:
         plan: Document range [first, last) of every shard.
         schema: Columns.
         files: Small files beside the shards, by name.
+        expected: Bytes that the rows of every document take, from ``estimate.document_bytes``; None checks no room.
         resume: Go on with a directory that an equal run left; False refuses one that holds anything.
 
     Raises:
-        UserError: The directory holds something else, another run's data, or is being written by another process.
+        UserError: The directory holds something else, another run's data, is being written by another process, cannot
+            be written to, or lies on a disk without room for the run.
     """
 
     shard_names = re.compile(r"data-\d{5,}-of-\d{5,}\.arrow")
+    proves_later = True  # hashes of what is there are taken beside the run; False takes them before it begins
 
     def __init__(
         self,
@@ -130,12 +68,17 @@ class ShardDirectory:
         plan: Sequence[tuple[int, int]],
         schema: pa.Schema,
         files: Mapping[str, bytes] | None = None,
+        expected: Sequence[int] | None = None,
         resume: bool = True,
     ) -> None:
         self.out, self.manifest, self.plan, self.schema = out, manifest, list(plan), schema
-        self._files, self._resume = dict(files or {}), resume
+        self._files, self._expected, self._resume = dict(files or {}), expected, resume
+        self._versions = manifest.versions
+        self._proof: Proof | None = None
         self._made: list[Path] = []
-        self._lock = -1
+        self._lock, self._claimed = -1, False
+
+    # ---------------------------------------------------------------- begin and end
 
     def __enter__(self) -> Self:
         if self.out.exists() and not self.out.is_dir():
@@ -149,7 +92,7 @@ class ShardDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._claim()
         except BaseException as error:
-            self._leave()
+            self._retreat()
             if isinstance(error, BlockingIOError):
                 raise UserError(
                     f"{self.out} is being written by another process: wait, or choose another out"
@@ -162,15 +105,29 @@ class ShardDirectory:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if kind is not None:
-            self._sweep()
-            if not self.manifest.shards:
-                unlisted = [path.name for path in self.out.iterdir() if self.shard_names.fullmatch(path.name)]
-                for name in [*unlisted, *self._files, "manifest.json"]:
-                    (self.out / name).unlink(missing_ok=True)
+        if kind is None:
+            self._leave()
+            return
+        self._retreat()
+        if isinstance(error, KeyboardInterrupt):
+            done = len(self.manifest.shards)
+            kept = f"{done:,} finished shard{'s'[: done != 1]} in {self.out} are kept" if done else "nothing was kept"
+            error.add_note(f"{kept}: run the same again to {'go on from there' if done else 'begin anew'}")
+
+    def _retreat(self) -> None:
+        """Leave after a failure: finished shards and what goes with them, or nothing."""
+        if self._claimed:
+            with suppress(OSError):  # a disk that takes no deletion either: the next run sweeps
+                self._sweep()
+                if not self.manifest.shards:
+                    unlisted = [path.name for path in self.out.iterdir() if self.shard_names.fullmatch(path.name)]
+                    for name in [*unlisted, *self._files, *OWN, LOG, "manifest.json"]:
+                        (self.out / name).unlink(missing_ok=True)
         self._leave()
 
     def _leave(self) -> None:
+        if self._proof is not None:
+            self._proof.stop()
         if self._lock >= 0:
             os.close(self._lock)
         for path in reversed(self._made):
@@ -180,12 +137,14 @@ class ShardDirectory:
     def _temporary(self, path: Path) -> bool:
         """True for the temporary name of a file that runs of this kind write."""
         final, dot, end = path.name.rpartition(".")
-        named = final in {"manifest.json", "state.json", "dataset_info.json", *self._files}
+        named = final in {"manifest.json", *OWN, *self._files}
         return dot + end == ".tmp" and bool(named or self.shard_names.fullmatch(final))
 
     def _sweep(self) -> None:
         for path in filter(self._temporary, list(self.out.iterdir())):
             path.unlink()
+
+    # ---------------------------------------------------------------- what is there
 
     def _claim(self) -> None:
         held = [path for path in self.out.iterdir() if not self._temporary(path)]
@@ -203,29 +162,87 @@ class ShardDirectory:
                     f"{self.out} belongs to another run: {'; '.join(differences)}. Repeat that run's settings to go on "
                     "with it, choose another out, or delete it"
                 )
-            here = {path.name for path in held}
-            before.complete &= here.issuperset([*before.files, *(shard["file"] for shard in before.shards)])
-            before.shards = [shard for shard in before.shards if shard["file"] in here]
-            before.files = {name: digest for name, digest in before.files.items() if name in here}
-            verify(self.out, before)
+            shards, files = unharmed(self.out, before)
+            self._check_lost({*before.files} - {*files})
+            before.complete &= len(shards) == len(before.shards) and len(files) == len(before.files)
+            before.shards, before.files = shards, files
             self.manifest = self.carried(before)
+            self._proof = Proof(self.out, {shard["file"]: shard["sha256"] for shard in shards})
+            if not self.proves_later:
+                self._drop_broken()
+        if self._expected is not None and not self.manifest.complete:
+            say(check_room(self.out, self._needed(), done=len(self.manifest.shards), shards=len(self.plan)))
+        self._claimed = True
         self._sweep()
         if self.manifest.complete:
+            if (self.out / LOG).exists():
+                (self.out / LOG).unlink()
             return
-        state = git_state()
-        if state is not None and state not in self.manifest.git:
-            self.manifest.git.append(state)
-        self.manifest.files |= {name: hashlib.sha256(data).hexdigest() for name, data in self._files.items()}
-        self.manifest.write(self.out)  # first of all files, so that a directory of ours is always known as one
+        self._open()
+
+    def _check_lost(self, names: set[str]) -> None:
+        """Refuse a directory that has lost a file which this run cannot make again."""
+        if lost := sorted(names - {*self._files, *OWN}):
+            raise CheckpointError(
+                f"{self.out} has lost {lost[0]}, or it was damaged, and this run cannot make it again: restore it, or "
+                "choose another out"
+            )
+
+    def _open(self) -> None:
+        """Write the manifest of a run that goes on, and the files beside the shards."""
+        manifest, state = self.manifest, git_state()
+        if state is not None and state not in manifest.git:
+            manifest.git.append(state)
+        if self._versions not in (manifest.versions, *manifest.later_versions):
+            manifest.later_versions.append(self._versions)
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in self._files.items()}
+        here, manifest.files = manifest.files, manifest.files | digests
+        manifest.write(self.out)  # first of all files, so that a directory of ours is always known as one
+        listed = {shard["file"] for shard in manifest.shards}
+        for path in list(self.out.iterdir()):
+            if self.shard_names.fullmatch(path.name) and path.name not in listed:
+                path.unlink()  # broken: shards are listed before they take their names
         for name, data in self._files.items():
-            write_atomic(self.out / name, data)
+            if here.get(name) != digests[name]:
+                write_atomic(self.out / name, data)
+
+    def _needed(self) -> int:
+        """Bytes that are still to be written."""
+        assert self._expected is not None
+        rows = sum(self._expected[i] for i in self.documents)
+        per_shard = self.schema.serialize().size + 8 + LISTING
+        return rows + sum(map(len, self._files.values())) + len(self.pending) * (per_shard + batch_bytes(self.schema))
+
+    def _drop_broken(self) -> None:
+        """Wait for the proof, and forget shards that are not what was written."""
+        broken = set(self._proof.broken()) if self._proof is not None else set()
+        if broken:
+            names = ", ".join(sorted(broken))
+            say(f"{self.out}: made again, since their bytes are not those that were written: {names}")
+            self.manifest.shards = [shard for shard in self.manifest.shards if shard["file"] not in broken]
+            self.manifest.complete = False
+        self._proof = None
+
+    def recheck(self) -> list[int]:
+        """Wait until what earlier runs wrote is proven, and take back what is broken.
+
+        Returns:
+            Shards that are to be written; none when the dataset can be finished.
+        """
+        if self._proof is not None:
+            listed = len(self.manifest.shards)
+            self._drop_broken()
+            if len(self.manifest.shards) < listed:
+                with refusing(self.out):
+                    self._open()
+        return self.pending
 
     def differences(self, before: Manifest) -> list[str]:
         """What keeps the directory's manifest and this run's from describing one run, as phrases."""
         return before.differences(self.manifest)
 
     def carried(self, before: Manifest) -> Manifest:
-        """The manifest to go on with: the directory's own, its files present and unharmed."""
+        """The manifest to go on with: the directory's own, of files that are there and unharmed."""
         return before
 
     def name(self, index: int) -> str:
@@ -243,32 +260,33 @@ class ShardDirectory:
         """Documents of the shards that are still to be written."""
         return [i for index in self.pending for i in range(*self.plan[index])]
 
+    # ---------------------------------------------------------------- writing
+
     def write(self, index: int, batches: Iterable[pa.RecordBatch]) -> None:
         """Write one shard, holding at most a record batch of it in memory.
 
         Args:
             index: Which shard of the plan.
             batches: Its rows, in order; they are cut anew to equal batches.
-        """
-        import pyarrow as pa
 
+        Raises:
+            UserError: The disk takes no more; finished shards stay.
+        """
         final = self.out / self.name(index)
-        temporary = final.with_name(final.name + ".tmp")
-        with open(temporary, "wb") as handle:
-            sink = _Hashing(handle)
-            rows = 0
-            with pa.ipc.new_stream(sink, self.schema) as stream:
-                for batch in even_batches(batches, BATCH_ROWS):
-                    stream.write_batch(batch)
-                    rows += batch.num_rows
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(temporary, final)
+        with refusing(final):
+            entry = write_shard_file(final, self.schema, batches, batch_rows=BATCH_ROWS)
+            self.place(entry | self.holds(index))
+
+    def place(self, entry: Mapping[str, Any]) -> None:
+        """List a shard that lies under its temporary name, whole and synced, and give it its name.
+
+        Args:
+            entry: What ``write_shard_file`` returned, with what ``holds`` says.
+        """
+        final = self.out / entry["file"]
+        self.manifest.list_shard(self.out, entry)
+        os.replace(temporary_name(final), final)
         sync_directory(self.out)
-        entry = {"file": final.name, "sha256": sink.digest.hexdigest(), "bytes": sink.size, "rows": rows}
-        self.manifest.shards.append(entry | self.holds(index))
-        self.manifest.shards.sort(key=lambda shard: shard["file"])
-        self.manifest.write(self.out)
 
     def holds(self, index: int) -> dict[str, Any]:
         """What the manifest says of a shard's contents."""
@@ -284,11 +302,11 @@ class ShardDirectory:
             sizes: Tokens to run per document.
             desc: Name on the bar.
         """
-        spans = {index: slice(*self.plan[index]) for index in self.pending}
-        todo = sum(sum(sizes[span]) for span in spans.values())
-        with progress(todo, desc=desc, unit="tok", enabled=None if todo else False) as bar:
-            for index, span in spans.items():
-                self.write(index, batches(span, bar))
+        while spans := {index: slice(*self.plan[index]) for index in self.pending or self.recheck()}:
+            todo = sum(sum(sizes[span]) for span in spans.values())
+            with progress(todo, desc=desc, unit="tok") as bar:
+                for index, span in spans.items():
+                    self.write(index, batches(span, bar))
 
     def stream(
         self,
@@ -310,25 +328,28 @@ class ShardDirectory:
         Raises:
             UserError: A shard could not be written; finished ones stay.
         """
-        documents = self.documents
-        todo = sum(sizes[i] for i in documents)
-        with progress(todo, desc=desc, unit="tok", enabled=None if todo else False) as bar:
-            if not documents:
-                return
-            with Background[T](lambda given: self._write_parts(parts(given, documents))) as writer:
-                for item in items(documents, bar):
-                    writer.put(item)
+        while self.pending or self.recheck():
+            self._stream(items, parts, self.documents, sizes, desc)
+
+    def _stream(
+        self,
+        items: Callable[[list[int], Any], Iterable[T]],
+        parts: Callable[[Iterator[T], list[int]], Iterable[Part]],
+        documents: list[int],
+        sizes: Sequence[int],
+        desc: str,
+    ) -> None:
+        with (
+            progress(sum(sizes[i] for i in documents), desc=desc, unit="tok") as bar,
+            Background[T](lambda given: self._write_parts(parts(given, documents))) as writer,
+        ):
+            for item in items(documents, bar):
+                writer.put(item)
 
     def _write_parts(self, parts: Iterable[Part]) -> None:
         given = iter(parts)
         for index in self.pending:
-            try:
-                self.write(index, _until(self.plan[index][1] - 1, given))
-            except OSError as error:
-                raise UserError(
-                    f"{self.out / self.name(index)} could not be written ({error}): finished shards are kept; make "
-                    "room there and run again to go on"
-                ) from error
+            self.write(index, rows_until(self.plan[index][1] - 1, given))
         assert next(given, None) is None, "every part belongs to a pending shard"
 
     def finish(self, counts: Mapping[str, int]) -> None:
@@ -336,10 +357,13 @@ class ShardDirectory:
 
         Args:
             counts: Totals for the manifest.
+
+        Raises:
+            UserError: The disk takes no more; every shard stays.
         """
         import datasets
 
-        assert not self.pending, "finish comes after the last shard"
+        assert not self.recheck(), "finish comes after the last shard"
         manifest = self.manifest
         if manifest.complete:
             return
@@ -355,63 +379,11 @@ class ShardDirectory:
             "_output_all_columns": False,
             "_split": None,
         }
-        for name, value in (("dataset_info.json", info), ("state.json", state)):
-            manifest.files[name] = sha256_file(write_json(self.out / name, value))
-        manifest.counts, manifest.complete = dict(counts), True
-        manifest.write(self.out)
-
-
-def _until(document: int, parts: Iterator[Part]) -> Iterator[pa.RecordBatch]:
-    """Rows of parts up to the end of a document."""
-    for part in parts:
-        yield part.batch
-        if part.last and part.document == document:
-            return
-    raise AssertionError(f"document {document} did not come to its end")
-
-
-class _Hashing:
-    """A file that takes the hash and the size of what is written to it."""
-
-    def __init__(self, handle: BinaryIO) -> None:
-        self.handle, self.digest, self.size = handle, hashlib.sha256(), 0
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self.digest.update(view)
-        self.size += view.nbytes
-        return self.handle.write(view)
-
-    def flush(self) -> None:
-        self.handle.flush()
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def verify(path: Path, manifest: Manifest) -> None:
-    """Check every listed file of a dataset directory against its hash.
-
-    Args:
-        path: The directory.
-        manifest: Its manifest.
-
-    Raises:
-        CheckpointError: A file is missing or its bytes are not those that were written.
-    """
-    listed = {shard["file"]: shard["sha256"] for shard in manifest.shards} | manifest.files
-    for name, expected in listed.items():
-        file = path / name
-        if not file.is_file():
-            raise CheckpointError(
-                f"{path} lacks {name}, which its manifest lists: restore it, or run again into the directory"
-            )
-        if sha256_file(file) != expected:
-            raise CheckpointError(
-                f"{file} does not match the hash in its manifest, so it was damaged or changed after it was written: "
-                "restore it, or delete the file and run again into the directory"
-            )
+        with refusing(self.out):
+            for name, value in (("dataset_info.json", info), ("state.json", state)):
+                manifest.files[name] = sha256_file(write_json(self.out / name, value))
+            manifest.counts, manifest.complete = dict(counts), True
+            manifest.write(self.out)
 
 
 def load_shards(path: str | Path, *, kind: str, check_hashes: bool = True) -> datasets.Dataset:
@@ -420,7 +392,7 @@ def load_shards(path: str | Path, *, kind: str, check_hashes: bool = True) -> da
     Args:
         path: The directory.
         kind: What it must hold, such as "anchors".
-        check_hashes: Read every file and compare its hash with the manifest; default True.
+        check_hashes: Read every file and compare its hash with the manifest; default True. Sizes are always compared.
 
     Returns:
         The dataset.
@@ -436,8 +408,7 @@ def load_shards(path: str | Path, *, kind: str, check_hashes: bool = True) -> da
         raise CheckpointError(
             f"{path} is incomplete ({len(manifest.shards)} shards are done): run again into it to go on, or delete it"
         )
-    if check_hashes:
-        verify(path, manifest)
+    verify(path, manifest, hashes=check_hashes)
     import datasets
 
     return datasets.load_from_disk(str(path))

@@ -12,9 +12,11 @@ from workbench.core.errors import UserError
 from workbench.core.progress import progress
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets.bfloat import to_bfloat16_bits
+from workbench.datasets.estimate import tape_bytes
 from workbench.datasets.extract import numerical_class
 from workbench.datasets.groups import batch_limit, plan_groups
-from workbench.datasets.provenance import new_manifest
+from workbench.datasets.norm import NORM_FILE, norm_bytes, row_facts
+from workbench.datasets.provenance import DOCUMENTS_FILE, documents_bytes, new_manifest
 from workbench.datasets.shards import Part, ShardDirectory, in_order, load_shards, plan_shards
 from workbench.model.hybrid import HybridModel
 from workbench.model.transfer import HostCopies
@@ -86,11 +88,18 @@ def score(
             kinds = {"doc_id": pl.String, "source": pl.String, "nll": pl.Float64, "n_tokens": pl.Int64}
             return _derived(pl.DataFrame(rows, schema={**kinds, "n_bytes": pl.Int64}, orient="row"))
         parameters = {"chunk": chunk, "hidden": hidden, "shard_rows": shard_rows, **cache}
-        manifest = new_manifest(KIND, model, corpus, parameters=parameters)
+        manifest = new_manifest(KIND, model, corpus, parameters=parameters, extra=row_facts(model) if hidden else {})
+        files = {DOCUMENTS_FILE: documents_bytes(corpus), **({NORM_FILE: norm_bytes(model)} if hidden else {})}
         schema = score_schema(model.config.hidden_size if hidden else 0)
         sizes = [len(tape) - 1 for tape in corpus]
         with ShardDirectory(
-            Path(out), manifest, plan=plan_shards(sizes, shard_rows), schema=schema, resume=resume
+            Path(out),
+            manifest,
+            plan=plan_shards(sizes, shard_rows),
+            schema=schema,
+            files=files,
+            expected=tape_bytes(schema, sizes, corpus.tapes),
+            resume=resume,
         ) as directory:
             directory.stream(
                 lambda documents, bar: _chunks(model, corpus.tapes, documents, sizes, options, cache, bar),

@@ -11,8 +11,9 @@ from workbench.core.errors import CapabilityError, CheckpointError, UserError
 from workbench.core.manifest import Manifest
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets.engine import EngineOptions, fill
+from workbench.datasets.estimate import tape_bytes
 from workbench.datasets.extract import numerical_class
-from workbench.datasets.provenance import as_corpus, check_tapes, new_manifest
+from workbench.datasets.provenance import DOCUMENTS_FILE, as_corpus, check_tapes, documents_bytes, new_manifest
 from workbench.datasets.shards import ShardDirectory, load_shards, plan_shards
 from workbench.model.chain import chains_for
 from workbench.model.hybrid import HybridModel
@@ -198,7 +199,15 @@ def _write(
     schema = table_schema(options.columns())
     job = Replaying("replay", rows, schema, corpus, options, document_facts(model, corpus, options))
     plan = plan_shards(rows, options.shard_rows)
-    with ShardDirectory(out, manifest, plan=plan, schema=schema, resume=resume) as directory:
+    with ShardDirectory(
+        out,
+        manifest,
+        plan=plan,
+        schema=schema,
+        files={DOCUMENTS_FILE: documents_bytes(corpus)},
+        expected=tape_bytes(schema, rows, corpus.tapes),
+        resume=resume,
+    ) as directory:
         fill(directory, job, model, place)
         directory.finish({"documents": len(corpus), "rows": sum(rows), "tokens": corpus.n_tokens})
 

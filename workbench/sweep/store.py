@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.core.errors import CheckpointError
-from workbench.core.manifest import Manifest, library_versions
+from workbench.core.manifest import Manifest, library_versions, major_version
 from workbench.datasets.shards import ShardDirectory, verify
 from workbench.sweep.cells import COUNTS, SECONDS, SLOTS, Cell, Walked
 
@@ -79,10 +79,11 @@ class CellStore(ShardDirectory):
 
     Raises:
         UserError: The directory holds something else, another sweep's cells, or is being written by another process.
-        CheckpointError: A file is not as it was written.
+        CheckpointError: The manifest is not as it was written.
     """
 
     shard_names = re.compile(r"part-\d{5,}\.arrow")
+    proves_later = False  # cells are read before the run begins
 
     def __init__(
         self,
@@ -236,13 +237,7 @@ def _shared(before: Manifest, now: Manifest) -> tuple[Manifest, Manifest]:
         Manifest(
             kind=KIND,
             parameters={**one.parameters["setting"], "tables": {name: listed[name] for name in both}},
-            versions={name: _major(one.versions[name]) for name in libraries},
+            versions={name: major_version(one.versions[name]) for name in libraries},
         )
         for one, listed in zip((before, now), tables)
     )
-
-
-def _major(version: str) -> str:
-    """The part of a version that promises compatibility: the first number, and the second before 1.0."""
-    parts = version.split(".")
-    return ".".join(parts[:2]) if parts[0] == "0" else parts[0]

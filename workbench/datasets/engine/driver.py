@@ -19,7 +19,7 @@ from uuid import uuid4
 import torch
 
 from workbench.core.errors import UserError
-from workbench.core.manifest import sha256_file, sync_directory
+from workbench.core.manifest import sha256_file
 from workbench.core.progress import progress
 from workbench.datasets.engine.cluster import cluster
 from workbench.datasets.engine.errors import unpacked
@@ -27,6 +27,7 @@ from workbench.datasets.engine.job import STAGE, Job
 from workbench.datasets.engine.options import EngineOptions
 from workbench.datasets.engine.ship import ShippedModel
 from workbench.datasets.engine.worker import ShardWriter
+from workbench.datasets.shardfile import refusing, temporary_name
 from workbench.datasets.shards import ShardDirectory
 from workbench.model.hybrid import HybridModel
 
@@ -48,9 +49,20 @@ def fill_on_ray(directory: ShardDirectory, job: Job[Any], model: HybridModel, en
         UserError: A shard could not be made or written, or workers keep dying; finished shards stay.
         CapabilityError: Ray is not installed.
     """
-    gpus, pending = engine.gpus(model.device.type), directory.pending
-    if not pending:
-        return
+    gpus = engine.gpus(model.device.type)
+    while pending := directory.pending or directory.recheck():
+        _fill(directory, pending, job, model, engine, gpus)
+
+
+def _fill(
+    directory: ShardDirectory,
+    pending: Sequence[int],
+    job: Job[Any],
+    model: HybridModel,
+    engine: EngineOptions,
+    gpus: float,
+) -> None:
+    """Write some shards, in one cluster."""
     tokens = {index: sum(job.sizes[slice(*directory.plan[index])]) for index in pending}
     shipped = ShippedModel.of(model)
     nbytes = shipped.nbytes + PER_TOKEN * sum(job.sizes)
@@ -92,25 +104,18 @@ def admit(directory: ShardDirectory, made: Path, entry: dict[str, Any]) -> bool:
     Raises:
         UserError: The file is not what the worker wrote, or cannot be moved.
     """
-    manifest, final = directory.manifest, directory.out / entry["file"]
-    if any(shard["file"] == entry["file"] for shard in manifest.shards):
+    final = directory.out / entry["file"]
+    if any(shard["file"] == entry["file"] for shard in directory.manifest.shards):
         return False
-    try:
+    with refusing(final):
         if sha256_file(made) != entry["sha256"]:
             raise UserError(
                 f"{final.name} does not read back as a worker wrote it: check the file system that the machines share; "
                 "finished shards are kept, run again to go on"
             )
-        os.replace(made, final)
+        os.replace(made, temporary_name(final))
         made.parent.rmdir()
-        sync_directory(directory.out)
-        manifest.shards.append(entry)
-        manifest.shards.sort(key=lambda shard: shard["file"])
-        manifest.write(directory.out)
-    except OSError as error:
-        raise UserError(
-            f"{final} could not be written ({error}): finished shards are kept; make room there and run again to go on"
-        ) from error
+        directory.place(entry)
     return True
 
 

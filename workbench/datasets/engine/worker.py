@@ -8,7 +8,7 @@ of workers that died stay until the run ends, and tell the next ones when to giv
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -33,9 +33,9 @@ TRIES = 10  # workers that may die over one shard, or while they start, before t
 class Unlisted(Manifest):
     """A manifest that stays in memory: the dataset's own is kept by whoever holds its directory."""
 
-    def write(self, directory: Path) -> Path:
-        """Write nothing."""
-        return directory
+    def list_shard(self, directory: Path, shard: Mapping[str, Any]) -> None:
+        """List a shard here alone."""
+        self.shards.append(dict(shard))
 
 
 class OneShard(ShardDirectory):
