@@ -22,6 +22,9 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the verb's arguments."""
     from workbench.core.schemas import SEQUENCE_DTYPES
     from workbench.datasets import ExtractOptions, SequenceOptions, extract
+    from workbench.core.schemas import HIDDEN_DTYPES
+    from workbench.datasets import ExtractOptions, extract
+    from workbench.datasets.engine import ENGINES, EngineOptions
 
     parser = Parser(
         "extract",
@@ -53,6 +56,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         defaults={"taps": "none"},
     )
     resume = add_options(parser, extract, title="directory", only=("resume",))
+    engine = add_options(parser, EngineOptions, title="where it is done", choices={"engine": ENGINES})
     add_corpus(parser)
     add_common(
         parser,
@@ -61,6 +65,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         seed="seed of the choice of anchors (default: 20260811) and of documents under --limit (default: 0)",
     )
     parser.set_defaults(names=[*names, *store], resume_names=resume)
+    parser.set_defaults(names=names, resume_names=resume, engine_names=engine)
     return parser.read(argv)
 
 
@@ -79,11 +84,19 @@ def run(args: argparse.Namespace) -> Outcome:
     if args.seed is not None and kind is ExtractOptions:
         options["seed"] = args.seed
     kind(**options)
+    from workbench.datasets import ExtractOptions, extract
+    from workbench.datasets.engine import EngineOptions
+
+    options = given(args, args.names) | ({} if args.seed is None else {"seed": args.seed})
+    place = given(args, args.engine_names)
+    ExtractOptions(**options)
+    EngineOptions(**place)
     model = load(args)
     tapes = read_corpus(args, model)
     write: Any = extract_sequences if args.kind == "sequence" else extract
     began = perf_counter()
     records = write(model, tapes, out=args.out, **options, **given(args, args.resume_names))
+    records = extract(model, tapes, out=args.out, **options, **given(args, args.resume_names), **place)
     seconds = perf_counter() - began
     manifest = Manifest.read(args.out)
     data = {

@@ -30,6 +30,7 @@ SHAPING = (
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the verb's arguments."""
     from workbench.cache.formats import FORMATS
+    from workbench.datasets.engine import ENGINES, EngineOptions
     from workbench.model.hybrid import CARRIERS
     from workbench.replay import ReplayOptions, own_tapes, replay, score
     from workbench.sampling.options import ORDERS
@@ -40,6 +41,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     kinds = {"logit_bias": Kind(biases, "ID:BIAS,..."), "overlap": Kind(reals, "T,...")}
     names = add_options(parser, ReplayOptions, title="table", choices=words, kinds=kinds, skip=("seed",))
     resume = add_options(parser, replay, title="directory", only=("resume",))
+    engine = add_options(parser, EngineOptions, title="where it is done", choices={"engine": ENGINES})
     own = parser.add_argument_group("the target's own text")
     own.add_argument(
         "--own", action="store_true", help="continue each document with the table's shaping, and replay that text"
@@ -52,12 +54,13 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     add_corpus(parser)
     add_common(parser, out="directory for shards and manifest", required=True,
                seed="of the choice of documents under --limit and of every draw (default: 0)")  # fmt: skip
-    parser.set_defaults(names=names, resume_names=resume, own_names=own_names, scored_names=scored)
+    parser.set_defaults(names=names, resume_names=resume, engine_names=engine, own_names=own_names, scored_names=scored)
     return parser.read(argv)
 
 
 def run(args: argparse.Namespace) -> Outcome:
     """Replay or score, and return acceptance and NLL."""
+    from workbench.datasets.engine import EngineOptions
     from workbench.replay import ReplayOptions, own_tapes, replay, score
     from workbench.replay.table import sizes_text
 
@@ -66,6 +69,8 @@ def run(args: argparse.Namespace) -> Outcome:
         options["seed"] = args.seed
     own, scored = given(args, args.own_names), given(args, args.scored_names)
     ReplayOptions(**options)
+    place = given(args, args.engine_names)
+    EngineOptions(**place)
     _check_together(args, own, scored, options)
     model = load(args)
     tapes = read_corpus(args, model)
@@ -79,7 +84,7 @@ def run(args: argparse.Namespace) -> Outcome:
         frame = score(model, tapes, out=args.out, **scored, **resume, **options)
         lines = []
     else:
-        table = replay(model, tapes, out=args.out, **resume, **options)
+        table = replay(model, tapes, out=args.out, **resume, **place, **options)
         frame = table.nll
         data["bytes_per_row"] = table.bytes_per_row
         data["acceptance"] = accepted = _acceptance(table)
@@ -124,6 +129,8 @@ def _check_together(
     strange = sorted(set(options) - set(SCORES)) if args.score_only else []
     if strange:
         raise UserError(f"--{strange[0].replace('_', '-')} and --score-only exclude each other: scoring drafts nothing")
+    if args.score_only and getattr(args, "engine", "local") != "local":
+        raise UserError("--engine ray and --score-only exclude each other: likelihoods alone are made in this process")
     if Path(args.out).is_file():
         raise UserError(f"--out {args.out!r} is a file: give a directory")
 

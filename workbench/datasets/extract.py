@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from workbench.core.errors import UserError
 from workbench.core.schemas import anchor_schema
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets.anchors import Anchors, anchor_positions, slot_mask
+from workbench.datasets.engine import EngineOptions, Job, fill
 from workbench.datasets.estimate import tape_bytes
 from workbench.datasets.groups import batch_limit, plan_groups
 from workbench.datasets.norm import NORM_FILE, norm_bytes, row_facts
@@ -53,6 +55,10 @@ def extract(
     batch: int | None = ExtractOptions.batch,
     exact: bool | None = None,
     resume: bool = True,
+    engine: str = EngineOptions.engine,
+    workers: int | None = EngineOptions.workers,
+    ray_address: str | None = EngineOptions.ray_address,
+    num_gpus: float | None = EngineOptions.num_gpus,
 ) -> datasets.Dataset:
     """Write anchor records of a corpus and open them as a Hugging Face dataset.
 
@@ -77,6 +83,11 @@ def extract(
             forward. In exact mode the bytes do not depend on it; in fast mode they do, at the level of rounding.
         exact: Numerical class; None for the model's own.
         resume: Go on with a directory that an equal run left; False refuses one that holds anything.
+        engine: "local", in this process, or "ray", by workers that hold one model each; the bytes are the same in
+            exact mode. See ``EngineOptions`` for the three that go with it.
+        workers: Processes that hold a model, with engine ray; None for as many as there is room for.
+        ray_address: Of a running Ray cluster whose machines share ``out``; None for one on this machine.
+        num_gpus: GPUs that each worker asks for; None for 1 when the model is on a GPU and 0 when it is not.
 
     Returns:
         The records, memory-mapped, in the order of the tapes.
@@ -88,6 +99,7 @@ def extract(
     Source: DSpark anchor records, for which the target's row at p + j supervises slot j.
     """
     options = ExtractOptions(gamma, top_k, temperature, anchors, chunk, seed, hidden_dtype, shard_rows, batch)
+    place = EngineOptions(engine, workers, ray_address, num_gpus)
     options.check_vocabulary(model.config.vocab_size)
     corpus = as_corpus(tapes)
     check_tapes(model, corpus)
@@ -113,12 +125,7 @@ def extract(
             resume=resume,
         )
         with directory:
-            directory.stream(
-                lambda documents, bar: _passes(model, corpus.tapes, documents, fed, options, bar),
-                lambda passes, documents: _parts(passes, corpus.tapes, documents, options, schema),
-                sizes=fed,
-                desc="extract",
-            )
+            fill(directory, Extraction("extract", fed, schema, corpus.tapes, options), model, place)
             directory.finish(
                 {"documents": len(corpus), "records": sum(rows), "tokens": corpus.n_tokens, "rows_run": sum(fed)}
             )
@@ -152,6 +159,30 @@ def numerical_class(model: HybridModel, exact: bool | None) -> Iterator[None]:
         yield
     finally:
         model.exact = before
+
+
+@dataclass(frozen=True, eq=False)
+class Extraction(Job[Passed]):
+    """Anchor records as a job.
+
+    Args:
+        desc: Name on the progress bar.
+        sizes: Tokens to run per document.
+        schema: Columns.
+        tapes: The documents.
+        options: What is recorded.
+    """
+
+    tapes: Sequence[Tape]
+    options: ExtractOptions
+
+    def items(self, model: HybridModel, documents: Sequence[int], bar: Any) -> Iterator[Passed]:
+        """Chunks of the documents."""
+        return _passes(model, self.tapes, documents, self.sizes, self.options, bar)
+
+    def parts(self, items: Iterator[Passed], documents: Sequence[int]) -> Iterator[Part]:
+        """Their records."""
+        return _parts(items, self.tapes, documents, self.options, self.schema)
 
 
 def _anchors(tape: Tape, options: ExtractOptions) -> np.ndarray:

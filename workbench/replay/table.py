@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Any
 from workbench.core.errors import CapabilityError, CheckpointError, UserError
 from workbench.core.manifest import Manifest
 from workbench.core.tape import Corpus, Tape
+from workbench.datasets.engine import EngineOptions, fill
 from workbench.datasets.estimate import tape_bytes
 from workbench.datasets.extract import numerical_class
-from workbench.datasets.groups import batch_limit, plan_groups
 from workbench.datasets.provenance import DOCUMENTS_FILE, as_corpus, check_tapes, documents_bytes, new_manifest
-from workbench.datasets.shards import Part, ShardDirectory, in_order, load_shards, plan_shards
+from workbench.datasets.shards import ShardDirectory, load_shards, plan_shards
 from workbench.model.chain import chains_for
-from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
-from workbench.model.transfer import HostCopies
-from workbench.replay.columns import bytes_by_group, table_batch, table_columns, table_schema
+from workbench.replay.columns import bytes_by_group, table_columns, table_schema
+from workbench.replay.job import Replaying, document_facts
 from workbench.replay.options import ReplayOptions, temperatures
-from workbench.replay.own import differs, sequence_of
-from workbench.replay.run import Chunk, chain_tape, run_group
 from workbench.sampling.options import Shaping
 
 if TYPE_CHECKING:
@@ -62,6 +59,10 @@ def replay(
     batch: int | None = ReplayOptions.batch,
     exact: bool | None = None,
     resume: bool = True,
+    engine: str = EngineOptions.engine,
+    workers: int | None = EngineOptions.workers,
+    ray_address: str | None = EngineOptions.ray_address,
+    num_gpus: float | None = EngineOptions.num_gpus,
 ) -> DraftTable:
     """Write the draft table of a corpus: the target's scores everywhere and the drafter's chain at every start.
 
@@ -106,6 +107,11 @@ def replay(
         exact: Numerical class; None for the model's own. Tables that are to equal live rounds bit for bit need the
             class of those rounds.
         resume: Go on with a directory that an equal run left.
+        engine: "local", in this process, or "ray", by workers that hold one model each; the bytes are the same in
+            exact mode. See ``EngineOptions`` for the three that go with it.
+        workers: Processes that hold a model, with engine ray; None for as many as there is room for.
+        ray_address: Of a running Ray cluster whose machines share ``out``; None for one on this machine.
+        num_gpus: GPUs that each worker asks for; None for 1 when the model is on a GPU and 0 when it is not.
 
     Returns:
         The table.
@@ -138,6 +144,7 @@ def replay(
         overlap=temperatures(overlap),
         batch=batch,
     )
+    place = EngineOptions(engine, workers, ray_address, num_gpus)
     if not model.can_draft:
         raise CapabilityError(
             f"checkpoint {model.source or 'in memory'} has no mtp.* weights, so there is nothing to replay: use "
@@ -162,7 +169,7 @@ def replay(
             parameters=options.key() | {"draft_head": None if head is None else head.key},
             extra={} if head is None else {"draft_head": head.facts},
         )
-        _write(model, corpus, Path(out), manifest, options, resume)
+        _write(model, corpus, Path(out), manifest, options, place, resume)
     return load_table(out, check_hashes=False)
 
 
@@ -180,13 +187,18 @@ def scorable(model: HybridModel, tapes: Any) -> Corpus:
 
 
 def _write(
-    model: HybridModel, corpus: Corpus, out: Path, manifest: Manifest, options: ReplayOptions, resume: bool
+    model: HybridModel,
+    corpus: Corpus,
+    out: Path,
+    manifest: Manifest,
+    options: ReplayOptions,
+    place: EngineOptions,
+    resume: bool,
 ) -> None:
     rows = [len(tape) - 1 for tape in corpus]
-    columns = options.columns()
-    schema = table_schema(columns)
+    schema = table_schema(options.columns())
+    job = Replaying("replay", rows, schema, corpus, options, document_facts(model, corpus, options))
     plan = plan_shards(rows, options.shard_rows)
-    facts = _facts(model, corpus, options)
     with ShardDirectory(
         out,
         manifest,
@@ -196,62 +208,8 @@ def _write(
         expected=tape_bytes(schema, rows, corpus.tapes),
         resume=resume,
     ) as directory:
-        directory.stream(
-            lambda documents, bar: _chunks(model, corpus, documents, rows, options, bar),
-            lambda items, documents: in_order(
-                (
-                    Part(i, table_batch(corpus.tapes[i], facts[i], chunk, columns, schema), last)
-                    for item in items
-                    for i, chunk, last in item
-                ),
-                documents,
-            ),
-            sizes=rows,
-            desc="replay",
-        )
+        fill(directory, job, model, place)
         directory.finish({"documents": len(corpus), "rows": sum(rows), "tokens": corpus.n_tokens})
-
-
-def _facts(model: HybridModel, corpus: Corpus, options: ReplayOptions) -> list[dict[str, Any]]:
-    """What is the same in all rows of each document."""
-    here, shaping = fingerprint(model), options.shaping()
-    found = []
-    for i, tape in enumerate(corpus):
-        facts: dict[str, Any] = {"own": tape.own.kind if tape.own and tape.own.model == here else ""}
-        if not options.plain:
-            law, draws = differs(tape, here, shaping, options.seed)
-            facts |= {"sequence": sequence_of(tape, i), "law_differs": law, "draws_differ": draws}
-        found.append(facts)
-    return found
-
-
-def _chunks(
-    model: HybridModel,
-    corpus: Corpus,
-    documents: Sequence[int],
-    rows: Sequence[int],
-    options: ReplayOptions,
-    bar: Any,
-) -> Iterator[Iterable[tuple[int, Chunk, bool]]]:
-    """Chunks of the wanted documents, each to be read where they are written.
-
-    Draws and ranks need what came before, so such chunks are read as they are made, document by document.
-    """
-    if options.ranks:
-        for i in documents:
-            for chunk in chain_tape(model, corpus.tapes[i], options, sequence=sequence_of(corpus.tapes[i], i)):
-                yield [(i, chunk, chunk.first + len(chunk.nll) == rows[i])]
-                bar.update(len(chunk.nll))
-        return
-    wanted, copies = set(documents), HostCopies(model.device)
-    for group in plan_groups(rows, batch_limit(model, options.batch if options.plain else 1, options.chunk)):
-        if wanted.isdisjoint(group):
-            continue
-        tapes = [corpus.tapes[i] for i in group]
-        sequence = sequence_of(tapes[0], group[0])
-        for passed in run_group(model, tapes, options, copies, documents=group, sequence=sequence):
-            yield passed.chunks()
-            bar.update(sum(passed.counts))
 
 
 class DraftTable:
