@@ -22,8 +22,6 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the verb's arguments."""
     from workbench.core.schemas import SEQUENCE_DTYPES
     from workbench.datasets import ExtractOptions, SequenceOptions, extract
-    from workbench.core.schemas import HIDDEN_DTYPES
-    from workbench.datasets import ExtractOptions, extract
     from workbench.datasets.engine import ENGINES, EngineOptions
 
     parser = Parser(
@@ -84,7 +82,7 @@ def run(args: argparse.Namespace) -> Outcome:
     if args.seed is not None and kind is ExtractOptions:
         options["seed"] = args.seed
     kind(**options)
-    from workbench.datasets import ExtractOptions, extract
+    from workbench.datasets import ExtractOptions
     from workbench.datasets.engine import EngineOptions
 
     options = given(args, args.names) | ({} if args.seed is None else {"seed": args.seed})

@@ -18,7 +18,7 @@ from workbench.core.tape import Corpus, Tape
 from workbench.datasets.extract import numerical_class
 from workbench.datasets.groups import WINDOW, batch_limit, plan_groups
 from workbench.datasets.norm import LAYERS, NORM_FILE, norm_bytes, row_facts
-from workbench.datasets.provenance import as_corpus, check_tapes, new_manifest
+from workbench.datasets.provenance import DOCUMENTS_FILE, as_corpus, check_tapes, documents_bytes, new_manifest
 from workbench.datasets.sequence_options import SequenceOptions
 from workbench.datasets.sequence_passes import Stretch, run_documents, sparse_names, whole_documents
 from workbench.datasets.shards import Part, ShardDirectory, in_order, load_shards, plan_shards
@@ -98,7 +98,8 @@ def extract_sequences(
             ),
             plan=plan_shards(sizes, options.shard_tokens),
             schema=schema,
-            files={NORM_FILE: norm_bytes(model)},
+            files={NORM_FILE: norm_bytes(model), DOCUMENTS_FILE: documents_bytes(corpus)},
+            expected=[round(options.token_bytes(model.config.hidden_size) * n) for n in sizes],
             resume=resume,
         )
         with directory:
