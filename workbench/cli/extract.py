@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -62,14 +63,14 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         required=True,
         seed="seed of the choice of anchors (default: 20260811) and of documents under --limit (default: 0)",
     )
-    parser.set_defaults(names=[*names, *store], resume_names=resume)
-    parser.set_defaults(names=names, resume_names=resume, engine_names=engine)
+    parser.set_defaults(names=[*names, *store], resume_names=resume, engine_names=engine)
     return parser.read(argv)
 
 
 def run(args: argparse.Namespace) -> Outcome:
     """Extract, and return what was written."""
     from workbench.datasets import ExtractOptions, SequenceOptions, extract, extract_sequences
+    from workbench.datasets.engine import EngineOptions
 
     options = given(args, args.names)
     kind: Any = SequenceOptions if args.kind == "sequence" else ExtractOptions
@@ -82,19 +83,14 @@ def run(args: argparse.Namespace) -> Outcome:
     if args.seed is not None and kind is ExtractOptions:
         options["seed"] = args.seed
     kind(**options)
-    from workbench.datasets import ExtractOptions
-    from workbench.datasets.engine import EngineOptions
-
-    options = given(args, args.names) | ({} if args.seed is None else {"seed": args.seed})
     place = given(args, args.engine_names)
-    ExtractOptions(**options)
-    EngineOptions(**place)
+    if EngineOptions(**place).engine != "local" and kind is SequenceOptions:
+        raise UserError("--engine ray writes anchor records alone: leave it out for --kind sequence")
     model = load(args)
     tapes = read_corpus(args, model)
-    write: Any = extract_sequences if args.kind == "sequence" else extract
+    write: Any = extract_sequences if kind is SequenceOptions else partial(extract, **place)
     began = perf_counter()
     records = write(model, tapes, out=args.out, **options, **given(args, args.resume_names))
-    records = extract(model, tapes, out=args.out, **options, **given(args, args.resume_names), **place)
     seconds = perf_counter() - began
     manifest = Manifest.read(args.out)
     data = {
