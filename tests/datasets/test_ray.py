@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -234,21 +233,49 @@ extract(module.build_tiny(), beside.random_documents(12, 100), out={out!r}, **{o
 """
 
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
+
+
+def driver_code(out: Path, **place: Any) -> str:
+    """A program that makes the same dataset in a process of its own."""
+    return DRIVER.format(
+        conftest=str(ROOT / "tests" / "conftest.py"),
+        beside=str(Path(__file__).with_name("conftest.py")),
+        threads=torch.get_num_threads(),
+        out=str(out),
+        options={**SLOW, **place},
+    )
+
+
+@pytest.mark.full
+def test_a_run_joins_the_cluster_at_an_address(kills, whole, shared, tmp_path):
+    address = ray.get_runtime_context().gcs_address
+    code = driver_code(tmp_path / "x", engine="ray", ray_address=address)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert kills.contents(tmp_path / "x") == whole
+    assert ray.is_initialized() and ray.cluster_resources()["CPU"] == 4, "the cluster stays"
+
+
+@pytest.mark.full
+def test_a_cluster_that_does_not_answer_is_a_sentence(model, kills, tmp_path):
+    ray.shutdown()
+    with pytest.raises(UserError, match=r"ray_address='127\.0\.0\.1:9' could not be joined"):
+        extract(model, kills.documents(2), out=tmp_path / "x", engine="ray", ray_address="127.0.0.1:9", **SLOW)
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(20))
 def test_the_asking_process_killed_at_any_time(model, kills, whole, orphans, tmp_path, seed):
     """Of either engine; either one goes on at once, while what the dead one started may still be there."""
     rng, out = random.Random(seed), tmp_path / "x"
     place: dict[str, Any] = {"engine": "ray", "workers": 2} if seed % 2 else {}
-    code = DRIVER.format(
-        conftest=str(ROOT / "tests" / "conftest.py"), beside=str(Path(__file__).with_name("conftest.py")),
-        threads=torch.get_num_threads(), out=str(out), options={**SLOW, **place},
-    )  # fmt: skip
+    code = driver_code(out, **place)
     log = tmp_path / "log.txt"
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, stdout=sink, stderr=sink,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"},
+            [sys.executable, "-c", code], cwd=ROOT, stdout=sink, stderr=sink, env=ENVIRONMENT
         )  # fmt: skip
         while not (out / "manifest.json").is_file():
             assert process.poll() is None, log.read_text()
