@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from workbench.core.progress import progress, quiet
+import sys
+from types import ModuleType
+
+from workbench.core.progress import progress, quiet, say
 
 
 def test_it_iterates_and_counts_on_stderr(capsys):
@@ -39,3 +42,14 @@ def test_quiet_also_works_as_a_switch(capsys):
         quiet(False)
     err = capsys.readouterr().err
     assert "on:" in err and "off" not in err
+
+
+def test_a_line_goes_to_stderr_in_a_notebook_to_the_cell_and_nowhere_when_quiet(capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    say("a line")
+    with quiet():
+        say("hidden")
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    say("in a cell")
+    said = capsys.readouterr()
+    assert said.err == "a line\n" and said.out == "in a cell\n"

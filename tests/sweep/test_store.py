@@ -244,21 +244,24 @@ def test_the_same_table_made_again_goes_on_and_another_seed_does_not(tmp_path, w
     refuse("tables.t.content is", lambda: wb.sweep(made(1), out=tmp_path / "s", **GRID))
 
 
-def test_a_broken_part_is_refused_and_a_lost_one_walked_again(table, walks, tmp_path):
+def test_a_broken_part_is_refused_and_walked_again_as_a_lost_one_is(table, walks, tmp_path):
     frame = wb.sweep(table, out=tmp_path / "s", **GRID)
     for name in (parts(tmp_path / "s")[1], next((tmp_path / "s").glob("documents-*")).name):
         for spoil in (lambda data: data[:-9], lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:]):
             out = tmp_path / "broken"
             shutil.copytree(tmp_path / "s", out)
             (out / name).write_bytes(spoil((out / name).read_bytes()))
-            refuse(f"{name} does not match the hash", lambda out=out: wb.sweep(table, out=out, **GRID))
             refuse(f"{name} does not match the hash", lambda out=out: wb.load_sweep(out))
-            (out / name).unlink()
-            refuse(f"lacks {name}", lambda out=out: wb.load_sweep(out))
-            del walks[:]
-            assert wb.sweep(table, out=out, **GRID).equals(frame)
-            assert len(walks) == (2 if name.startswith("part") else 0)
-            assert wb.load_sweep(out).sort("policy", "source").equals(frame.sort("policy", "source"))
+            for lost in (False, True):
+                if lost:
+                    gone = name if name.startswith("doc") else parts(out)[1]
+                    (out / gone).unlink()
+                    refuse(f"lacks {gone}", lambda out=out: wb.load_sweep(out))
+                del walks[:]
+                assert wb.sweep(table, out=out, **GRID).equals(frame)
+                assert len(walks) == (2 if name.startswith("part") else 0)
+                assert wb.load_sweep(out).sort("policy", "source").equals(frame.sort("policy", "source"))
+                assert len(parts(out)) == 3, "what was broken does not stay"
             shutil.rmtree(out)
 
 
