@@ -53,6 +53,8 @@ def test_defaults_are_the_options(function):
         (dict(engine="ray", num_gpus=2), "num_gpus=2"),
         (dict(engine="ray", num_gpus=-0.5), "num_gpus=-0.5"),
         (dict(engine="ray", ray_address=" "), "ray_address=' '"),
+        (dict(engine="ray", ray_address="ray://head:10001"), "ray_address='ray://head:10001' is not valid: give auto"),
+        (dict(engine="ray", ray_address=6379), "ray_address=6379"),
     ],
 )
 def test_bad_options_are_sentences_and_nothing_is_made(model, kills, tmp_path, given, says):

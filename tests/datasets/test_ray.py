@@ -5,6 +5,7 @@ The heavier crosses share one cluster; the quick ones start their own, as a user
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import re
@@ -12,12 +13,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from workbench.replay import replay
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'specdec-workbench[ray]'")
 pytest.importorskip("ray.data", reason="Ray's data library is not installed: pip install 'specdec-workbench[ray]'")
 
+extraction = importlib.import_module("workbench.datasets.extract")  # the package has a function of that name
 SLOW = dict(gamma=3, top_k=8, chunk=1, shard_rows=8)  # two documents a shard, a token a forward: time to be killed in
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -177,6 +179,17 @@ def test_what_workers_say_is_a_sentence_here(tiny, kills, shared, tmp_path):
 
 
 @pytest.mark.full
+def test_workers_that_cannot_start_are_a_sentence(model, kills, shared, tmp_path, monkeypatch):
+    module = ModuleType("not_installed_there")
+    module.Gone = type("Gone", (extraction.Extraction,), {"__module__": module.__name__})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(extraction, "Extraction", module.Gone)
+    with pytest.raises(UserError, match=r"a worker could not start.*No module named 'not_installed_there'"):
+        extract(model, kills.documents(2), out=tmp_path / "x", engine="ray", workers=1, **SLOW)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -234,21 +247,51 @@ extract(module.build_tiny(), beside.random_documents(12, 100), out={out!r}, **{o
 """
 
 
+def environment() -> dict[str, str]:
+    """Of a process that imports the same sources; Ray says in ours how its clusters are joined."""
+    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
+
+
+def driver_code(out: Path, **place: Any) -> str:
+    """A program that makes the same dataset in a process of its own."""
+    return DRIVER.format(
+        conftest=str(ROOT / "tests" / "conftest.py"),
+        beside=str(Path(__file__).with_name("conftest.py")),
+        threads=torch.get_num_threads(),
+        out=str(out),
+        options={**SLOW, **place},
+    )
+
+
+@pytest.mark.full
+def test_a_run_joins_the_cluster_at_an_address(kills, whole, shared, tmp_path):
+    address = ray.get_runtime_context().gcs_address
+    code = driver_code(tmp_path / "x", engine="ray", ray_address=address)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert kills.contents(tmp_path / "x") == whole
+    assert ray.is_initialized() and ray.cluster_resources()["CPU"] == 4, "the cluster stays"
+
+
+@pytest.mark.full
+def test_a_cluster_that_does_not_answer_is_a_sentence(model, kills, tmp_path):
+    ray.shutdown()
+    with pytest.raises(UserError, match=r"ray_address='127\.0\.0\.1:9' could not be joined"):
+        extract(model, kills.documents(2), out=tmp_path / "x", engine="ray", ray_address="127.0.0.1:9", **SLOW)
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(20))
 def test_the_asking_process_killed_at_any_time(model, kills, whole, orphans, tmp_path, seed):
     """Of either engine; either one goes on at once, while what the dead one started may still be there."""
     rng, out = random.Random(seed), tmp_path / "x"
     place: dict[str, Any] = {"engine": "ray", "workers": 2} if seed % 2 else {}
-    code = DRIVER.format(
-        conftest=str(ROOT / "tests" / "conftest.py"), beside=str(Path(__file__).with_name("conftest.py")),
-        threads=torch.get_num_threads(), out=str(out), options={**SLOW, **place},
-    )  # fmt: skip
+    code = driver_code(out, **place)
     log = tmp_path / "log.txt"
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, stdout=sink, stderr=sink,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"},
+            [sys.executable, "-c", code], cwd=ROOT, stdout=sink, stderr=sink, env=environment()
         )  # fmt: skip
         while not (out / "manifest.json").is_file():
             assert process.poll() is None, log.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from workbench.core.errors import CapabilityError, UserError
 from workbench.datasets.engine.options import EngineOptions
 
 SPARE_CPUS = 2  # logical ones that workers leave to Ray's own tasks: without any, a run waits for ever
+PATIENCE = 10.0  # seconds in which an address answers; Ray itself would try for minutes
 LEAST_STORE = 256 << 20  # bytes of a local cluster's object store
 
 
@@ -92,11 +94,15 @@ def _joined(address: str) -> Iterator[None]:
     import ray
 
     try:
+        if address != "auto":
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray has no common class for what may be wrong with an address
         raise UserError(
             f"ray_address={address!r} could not be joined ({_said(error)}): start a cluster with `ray "
-            "start --head`, with the same Python and Ray as here, or leave it out for one on this machine"
+            "start --head`, with the same Python and Ray as here, or leave it out for one on this machine; one that "
+            "asks for a token needs RAY_AUTH_MODE=token here"
         ) from None
     try:
         yield

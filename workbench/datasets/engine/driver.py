@@ -147,13 +147,14 @@ def _said(
                     yield json.loads(str(text))
         except ray.exceptions.RayActorError as error:
             raise UserError(
-                f"a worker is lost, as when its machine goes ({_first_line(error)}): finished shards are kept; run "
-                "again to go on"
+                f"a worker could not start, or is lost ({_last_line(error)}): the machines of a cluster need the same "
+                "workbench installed; finished shards are kept, run again to go on"
             ) from error
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def _last_line(error: Exception) -> str:
+    """What a remote traceback ends with."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:200]
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from workbench.core.errors import CapabilityError, UserError, check_choice, check_int, check_real
 
+_ADDRESS = re.compile(r"auto|[^\s/]+:\d+")
 ENGINES = ("local", "ray")
 OF_RAY = ("workers", "ray_address", "num_gpus")
 
@@ -46,7 +48,7 @@ class EngineOptions:
             check_int("workers", self.workers, low=1)
         if self.num_gpus is not None:
             check_real("num_gpus", self.num_gpus, low=0, high=1)
-        if self.ray_address is not None and (not isinstance(self.ray_address, str) or not self.ray_address.strip()):
+        if self.ray_address is not None and not _ADDRESS.fullmatch(str(self.ray_address)):
             raise UserError(
                 f"ray_address={self.ray_address!r} is not valid: give auto or HOST:PORT, or leave it out for a cluster "
                 "on this machine"
