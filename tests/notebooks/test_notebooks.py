@@ -29,6 +29,8 @@ NAMES = (
     "12_explore",
     "13_what_bounds_a_round",
     "14_from_prompts_to_a_training_set",
+    "15_which_k_to_keep",
+    "16_can_the_files_be_trusted",
 )
 
 MAX_LINES = 15
