@@ -14,6 +14,7 @@ from workbench.core.errors import UserError
 from workbench.core.manifest import Manifest, library_versions, machine
 from workbench.core.tape import Corpus, Tape
 from workbench.corpus.fingerprint import corpus_fingerprint, document_hash
+from workbench.corpus.hygiene.grams import listed
 from workbench.model.fingerprint import fingerprint
 from workbench.model.hybrid import HybridModel
 from workbench.model.weights.text import TextSide
@@ -33,12 +34,7 @@ def as_corpus(tapes: Any) -> Corpus:
     Raises:
         UserError: It is none of these, or it is empty.
     """
-    if isinstance(tapes, Corpus):
-        return tapes
-    listed = [tapes] if isinstance(tapes, Tape) else tapes
-    if isinstance(listed, str) or not isinstance(listed, Sequence) or not all(isinstance(t, Tape) for t in listed):
-        raise UserError(f"tapes={type(tapes).__name__} is not valid: give what corpus(...) returns, or a list of Tape")
-    return Corpus(listed)
+    return listed(tapes)
 
 
 def check_tapes(model: HybridModel | TextSide, tapes: Corpus) -> None:
