@@ -151,7 +151,6 @@ def attend(
     few: bool,
     counts_B: Tensor | None = None,
     longest: int | None = None,
-    tree_TT: Tensor | None = None,
     ring: bool = False,
     after: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
@@ -167,7 +166,6 @@ def attend(
         few: Take the ops for few rows.
         counts_B: Valid rows per sequence; None for all.
         longest: Rows that any sequence holds afterwards, at most; None for all that are kept.
-        tree_TT: Which new rows see which; None for all up to themselves.
         ring: Position p is kept in slot p mod S.
         after: Given queries [B, T, N, G, D] and gates [B, T, Q], attends in another way; None for this one.
 
@@ -186,7 +184,7 @@ def attend(
     if after is not None:
         out = after(q, gate)
     elif few:
-        out = attend_few(q, k_BNSD, v_BNSD, lengths_B, gate, longest=longest, tree_TT=tree_TT)
+        out = attend_few(q, k_BNSD, v_BNSD, lengths_B, gate, longest=longest)
     else:
         out = prefill_attention(q, k_BNSD, v_BNSD, lengths_B, gate_BTQ=gate)
     return linear(out.view(b * t, -1), mixer.o_proj, few)
@@ -200,15 +198,12 @@ def attend_few(
     gate_BTQ: Tensor,
     *,
     longest: int | None = None,
-    tree_TT: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
     """Attention of rows over kept keys, with bits that do not depend on how many rows come together."""
     t = q_BTNGD.shape[1]
-    if t <= SLICE or tree_TT is not None:
-        return verify_attention(
-            q_BTNGD, k_BNSD, v_BNSD, lengths_B, gate_BTQ=gate_BTQ, longest=longest, tree_TT=tree_TT, window=window
-        )
+    if t <= SLICE:
+        return verify_attention(q_BTNGD, k_BNSD, v_BNSD, lengths_B, gate_BTQ=gate_BTQ, longest=longest, window=window)
     parts = []
     for at in range(0, t, SLICE):
         rows = slice(at, at + SLICE)
