@@ -23,15 +23,16 @@ def timed(call: Callable[[Any], Any], item: Any) -> float:
 
 
 def interleave(
-    arms: Mapping[str, Callable[[Any], Any]], items: Sequence[Any], *, repeats: int, desc: str
+    arms: Mapping[str, Callable[[Any], Any]], items: Sequence[Any], *, repeats: int, desc: str, warm: Any = None
 ) -> dict[str, list[float]]:
-    """Time every arm on every item, arms in turn, after one untimed turn on the first item.
+    """Time every arm on every item, arms in turn, after one untimed turn.
 
     Args:
         arms: Name to a call of one item.
         items: What is measured over, such as prompts.
         repeats: Turns over all items.
         desc: Name on the progress bar.
+        warm: What the untimed turn takes; default the first item.
 
     Returns:
         Seconds per arm, in the same order of (repeat, item) for every arm.
@@ -39,7 +40,7 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     with progress(repeats * len(items) * len(arms), desc=desc, unit="run") as bar, torch.inference_mode():
         for call in arms.values():
-            call(items[0])
+            call(items[0] if warm is None else warm)
         for _ in range(repeats):
             for item in items:
                 for name, call in arms.items():

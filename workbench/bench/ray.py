@@ -69,7 +69,7 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
         log.addHandler(spans)
         log.setLevel(logging.INFO)
         try:
-            seconds = interleave(arms, [tapes], repeats=1 if quick else 3, desc="ray")
+            seconds = interleave(arms, [tapes], repeats=1 if quick else 3, desc="ray", warm=tapes[:PER_SHARD])
         finally:
             log.removeHandler(spans)
             log.setLevel(level)
