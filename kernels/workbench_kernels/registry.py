@@ -15,7 +15,7 @@ from torch import Tensor
 
 FOLDERS = (
     "rmsnorm", "skinny_linear", "causal_conv", "gated_delta", "sparse_topk", "verify_attention", "rope_store",
-    "shape_draw", "accept", "rounds", "settle", "swiglu",
+    "shape_draw", "accept", "rounds", "settle", "swiglu", "direct_linear",
 )  # fmt: skip
 LOOSE = {torch.float32: 2e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 

@@ -337,10 +337,10 @@ def check(names: list[str]) -> dict[str, Any]:
                 failures += against_reference(op, case, dtype, "cpu")
                 done += 1
         full = [c for c in op.odd if all(v != 0 for v in c.sizes.values())]
-        failures += strided_refused(op, full[-1], torch.float32, "cpu")
+        failures += strided_refused(op, full[-1], op.dtypes[0], "cpu")
         if op.rows:
             for case in full[-1:]:
-                failures += rows_alone(op, case, torch.float32, "cpu")
+                failures += rows_alone(op, case, op.dtypes[0], "cpu")
         seconds[name] = round(time.perf_counter() - began, 2)
     if not names:
         began = time.perf_counter()

@@ -126,9 +126,9 @@ def test_chains_by_the_op_are_chains_by_stock_operations(tiny, monkeypatch):
             torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
     attend = DeviceChains.attend
 
-    def forgets(self, q, k, v, step, num):
+    def forgets(self, q, k, v, step, num, gate=None):
         self.starts = self.starts.clamp(max=60)
-        return attend(self, q, k, v, step, num)
+        return attend(self, q, k, v, step, num, gate)
 
     monkeypatch.setattr(DeviceChains, "attend", forgets)
     monkeypatch.setattr(chain, "chains_for", lambda model: DeviceChains)

@@ -61,7 +61,7 @@ def measure_shape(
     from workbench.model.shapes import random_model
 
     model = random_model(shape, seed=seed, device=device, dtype=dtype, exact=False)
-    lengths = [256, 384] if quick else [2049] * 8
+    lengths = [256, 384] if quick else [2049] * 24
     yield from measure_model(model, lengths, repeats=2 if quick else 7, trim=trim, shape=shape)
 
 

@@ -19,10 +19,13 @@ from torch.nn.functional import embedding, pad
 
 from workbench.cache.kv import BLOCK, KVPlane
 from workbench.core.errors import CapabilityError
-from workbench.model.attention import NEG, attend_chain
+from workbench.model.attention import NEG, GatedAttention, attend_chain
+from workbench.model.delta import GatedDeltaNet
 from workbench.model.hybrid import HybridModel
+from workbench.model.kernel_path import draft_step, linear, way_of
 from workbench.model.ops import Numerics, mapped
 from workbench.model.transfer import upload
+from workbench_kernels.rope_store import rope_store
 from workbench_kernels.verify_attention import replay_attention
 
 PRIVATE = 8  # private rows that a device makes room for at first
@@ -56,6 +59,7 @@ class ChainBatch:
         self.starts = upload(starts, model.device)
         self.steps, self.top = 0, max(starts)
         make = chains_for(model)
+        self.by_ops = make is DeviceChains
         self.parts: list[tuple[slice, Chains]] = []
         places = range(len(starts))
         for b, members in groupby(places, key=lambda i: 0 if sequences is None else sequences[i]):
@@ -74,6 +78,8 @@ class ChainBatch:
         Returns:
             Carriers that ``unembed_draft`` turns into the next draft's logits.
         """
+        if self.by_ops:
+            return self._step_by_ops(tokens_P, carrier_PH)
         model = self.model
         mtp = model.mtp
         assert mtp is not None
@@ -86,6 +92,32 @@ class ChainBatch:
         out = outs[0] if len(outs) == 1 else torch.cat(outs)
         self.steps += 1
         return mtp.after(x, mtp.attention.finish(out.unsqueeze(0), gate, num), num)[0]
+
+    def _step_by_ops(self, tokens_P: Tensor, carrier_PH: Tensor) -> Tensor:
+        model, p = self.model, len(tokens_P)
+        slots_P, way = self.starts.int() + self.steps, way_of(model.exact, p, p)
+        tables = model.rotary.table(self.top + self.steps + 1, model.device)
+
+        def mix(i: int, mixer: GatedAttention | GatedDeltaNet, h_PH: Tensor) -> Tensor:
+            assert isinstance(mixer, GatedAttention)
+            packed = linear(h_PH, mixer.qkv, way).unsqueeze(1)
+            k_PN1D, v_PN1D = (packed.new_empty(p, mixer.n, 1, mixer.d) for _ in range(2))  # rings of one slot
+            q, gate_P1Q, _, _ = rope_store(
+                packed, k_PN1D, v_PN1D, slots_P, *tables, *mixer.scales(), heads=mixer.n * mixer.g, ring=True,
+                eps=mixer.eps,
+            )  # fmt: skip
+            q_PNGD, gate_PQ = q.view(p, mixer.n, mixer.g, mixer.d), gate_P1Q[:, 0]
+            outs = []
+            for part, chains in self.parts:
+                assert isinstance(chains, DeviceChains)
+                k, v = k_PN1D[part, :, 0], v_PN1D[part, :, 0]
+                outs.append(chains.attend(q_PNGD[part], k, v, self.steps, model.numerics, gate_PQ[part]))
+            out = outs[0] if len(outs) == 1 else torch.cat(outs)
+            return linear(out, mixer.o_proj, way)
+
+        out = draft_step(model, tokens_P, carrier_PH.contiguous(), mix, way=way)
+        self.steps += 1
+        return out
 
 
 def chains_for(model: HybridModel) -> type[ExactChains] | type[FastChains] | type[DeviceChains]:
@@ -126,14 +158,16 @@ class DeviceChains:
         self.own_k = self.k_NSD.new_zeros(p, PRIVATE, n, d)
         self.own_v = torch.zeros_like(self.own_k)
 
-    def attend(self, q_PNGD: Tensor, k_PND: Tensor, v_PND: Tensor, step: int, num: Numerics) -> Tensor:
-        """Take each chain's row of a step and attend from it, [P, N*G*D]."""
+    def attend(
+        self, q_PNGD: Tensor, k_PND: Tensor, v_PND: Tensor, step: int, num: Numerics, gate_PQ: Tensor | None = None
+    ) -> Tensor:
+        """Take each chain's row of a step and attend from it, gated where a gate is given, [P, N*G*D]."""
         if step == self.own_k.shape[1]:
             self.own_k, self.own_v = (torch.cat([x, torch.zeros_like(x)], 1) for x in (self.own_k, self.own_v))
         self.own_k[:, step], self.own_v[:, step] = k_PND, v_PND
         return replay_attention(
             q_PNGD.contiguous(), self.k_NSD, self.v_NSD, self.starts, self.own_k, self.own_v, steps=step + 1,
-            impl=self.impl,
+            gate_PQ=gate_PQ, impl=self.impl,
         )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from workbench.cache.hybrid import HybridCache
 from workbench.cache.kv import BLOCK, AttentionPlane, KVPlane
@@ -19,6 +18,7 @@ from workbench.cache.recurrent import DeltaInputs, RecurrentPlane
 from workbench.model import kernel_path
 from workbench.model.attention import GatedAttention
 from workbench.model.delta import GatedDeltaNet
+from workbench.model.kernel_path import Way, way_of
 from workbench.model.transfer import upload
 
 if TYPE_CHECKING:
@@ -51,18 +51,18 @@ def forward(
     model: HybridModel, tokens_BT: Tensor, cache: HybridCache, batch: Batch, *, taps: Sequence[int]
 ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
     """Rows of the target, [B, T, H] each, and taps; the planes take them in."""
-    few, shape = _few(model, batch), (*tokens_BT.shape, -1)
+    way, shape = _way(model, batch), (*tokens_BT.shape, -1)
     tables = _tables(model, batch)
 
     def mix(i: int, mixer: GatedAttention | GatedDeltaNet, h_RH: Tensor) -> Tensor:
         plane = cache.planes[i]
         if isinstance(mixer, GatedDeltaNet):
             assert isinstance(plane, RecurrentPlane)
-            return _delta(mixer, h_RH, plane, batch, few)
+            return _delta(mixer, h_RH, plane, batch, way)
         assert isinstance(plane, AttentionPlane)
-        return _attend(mixer, h_RH, plane, batch, tables, few)
+        return _attend(mixer, h_RH, plane, batch, tables, way)
 
-    x, h, tapped = kernel_path.decoder(model, _embedded(model, tokens_BT), mix, few=few, taps=taps)
+    x, h, tapped = kernel_path.decoder(model, tokens_BT.reshape(-1), mix, way=way, taps=taps)
     return x.view(shape), h.view(shape), {i: y.view(shape) for i, y in tapped.items()}
 
 
@@ -75,34 +75,30 @@ def draft(
     probe: Callable[[str], None] | None,
 ) -> Tensor:
     """Next carriers [B, T, H] of the MTP head; its plane takes the rows in."""
-    few, tables = _few(model, batch), _tables(model, batch)
+    way, tables = _way(model, batch), _tables(model, batch)
 
     def mix(i: int, mixer: GatedAttention | GatedDeltaNet, h_RH: Tensor) -> Tensor:
         assert isinstance(mixer, GatedAttention)
-        return _attend(mixer, h_RH, plane, batch, tables, few)
+        return _attend(mixer, h_RH, plane, batch, tables, way)
 
     carrier = carrier_BTH.reshape(-1, carrier_BTH.shape[-1]).contiguous()
-    out = kernel_path.draft_step(model, _embedded(model, tokens_BT), carrier, mix, few=few, probe=probe)
+    out = kernel_path.draft_step(model, tokens_BT.reshape(-1), carrier, mix, way=way, probe=probe)
     return out.view(carrier_BTH.shape)
 
 
-def _few(model: HybridModel, batch: Batch) -> bool:
-    return model.exact or batch.t <= kernel_path.FEW
-
-
-def _embedded(model: HybridModel, tokens_BT: Tensor) -> Tensor:
-    return embedding(tokens_BT.reshape(-1), model.embed)
+def _way(model: HybridModel, batch: Batch) -> Way:
+    return way_of(model.exact, len(batch.lengths) * batch.t, batch.t)
 
 
 def _tables(model: HybridModel, batch: Batch) -> tuple[Tensor, Tensor]:
     return model.rotary.table(batch.longest, batch.device)
 
 
-def _delta(mixer: GatedDeltaNet, h_RH: Tensor, plane: RecurrentPlane, batch: Batch, few: bool) -> Tensor:
+def _delta(mixer: GatedDeltaNet, h_RH: Tensor, plane: RecurrentPlane, batch: Batch, way: Way) -> Tensor:
     recorded = plane.tape is not None
     columns = recorded and plane.keep_columns
     made = kernel_path.delta(
-        mixer, h_RH, plane.conv_BWC.contiguous(), plane.state_BHKV, few=few, tape=recorded, columns=columns,
+        mixer, h_RH, plane.conv_BWC.contiguous(), plane.state_BHKV, way=way, tape=recorded, columns=columns,
         counts_B=batch.counts_B,
     )  # fmt: skip
     inputs = None
@@ -120,12 +116,12 @@ def _attend(
     plane: AttentionPlane,
     batch: Batch,
     tables: tuple[Tensor, Tensor],
-    few: bool,
+    way: Way,
 ) -> Tensor:
     if isinstance(plane, KVPlane):
         plane.reserve(batch.longest)
         return kernel_path.attend(
-            mixer, h_RH, plane.k_BNSD, plane.v_BNSD, batch.lengths_B, tables, few=few, counts_B=batch.counts_B,
+            mixer, h_RH, plane.k_BNSD, plane.v_BNSD, batch.lengths_B, tables, way=way, counts_B=batch.counts_B,
             longest=batch.longest,
         )  # fmt: skip
     # other planes pack or lap rows their own way: new rows come out of a ring of T slots, and attention reads what
@@ -149,5 +145,5 @@ def _attend(
         return out
 
     return kernel_path.attend(
-        mixer, h_RH, k_BNTD, v_BNTD, batch.lengths_B, tables, few=few, ring=True, after=through
+        mixer, h_RH, k_BNTD, v_BNTD, batch.lengths_B, tables, way=way, ring=True, after=through
     )  # fmt: skip

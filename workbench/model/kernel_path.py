@@ -1,8 +1,8 @@
 """The layers through workbench_kernels: what runs on a GPU.
 
 Few rows, and in exact mode any number, take products over fixed row blocks, attention over fixed key blocks and the
-delta rule row by row, so that a row's bits depend on nothing but its text. Many rows in fast mode take the library's
-products, the chunk form of the rule and an online softmax.
+delta rule row by row, so that a row's bits depend on nothing but its text. In fast mode a handful of rows take smaller
+weights through registers, and many rows take the library's products, the chunk form of the rule and an online softmax.
 
 How a layer's state is kept is the caller's: it gives a function that runs one mixer on normed rows.
 Legend: B sequences, T rows, R = B T, H hidden, K inputs, N outputs, P columns of a delta layer's projection, V
@@ -12,6 +12,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -21,9 +22,10 @@ from workbench.model.attention import GatedAttention
 from workbench.model.delta import GatedDeltaNet
 from workbench.model.ffn import SwiGLU
 from workbench_kernels.causal_conv import causal_conv
+from workbench_kernels.direct_linear import direct_linear, takes
 from workbench_kernels.dispatch import chosen
 from workbench_kernels.gated_delta import Tape, delta_inputs, gated_delta_chunk, gated_delta_step
-from workbench_kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
+from workbench_kernels.rmsnorm import add_rmsnorm, embed_rmsnorm, gated_rmsnorm, rmsnorm
 from workbench_kernels.rope_store import rope_store
 from workbench_kernels.skinny_linear import skinny_linear
 from workbench_kernels.swiglu import swiglu
@@ -35,7 +37,39 @@ if TYPE_CHECKING:
 FEW = 16  # up to this many rows per sequence run through the ops for few rows in fast mode too
 SLICE = 16  # rows of a long exact forward that attend at a time: their parts are kept in memory until merged
 
+HANDFUL = 4  # up to this many rows in all take weights through registers in fast mode
+DIRECT = 24 << 20  # largest weight, in values, that they take so; skinny_linear reads larger ones faster
+
 Mix = Callable[[int, GatedAttention | GatedDeltaNet, Tensor], Tensor]
+
+
+class Way(Enum):
+    """Which ops a forward takes: for many rows, for few, or for few whose products may have other bits than those."""
+
+    MANY = "many"
+    FEW = "few"
+    DIRECT = "direct"
+
+    @property
+    def few(self) -> bool:
+        """Whether attention and the delta rule take their ops for few rows."""
+        return self is not Way.MANY
+
+
+def way_of(exact: bool, rows: int, t: int) -> Way:
+    """The way of a forward.
+
+    Args:
+        exact: A row's bits must not depend on how many come together.
+        rows: Rows of all sequences, padding included.
+        t: Rows of each.
+
+    Returns:
+        Which ops it takes.
+    """
+    if not exact and rows <= HANDFUL:
+        return Way.DIRECT
+    return Way.FEW if exact or t <= FEW else Way.MANY
 
 
 def applies(device: torch.device, dtype: torch.dtype) -> bool:
@@ -43,13 +77,19 @@ def applies(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype != torch.float64 and (device.type == "cuda" or chosen() is not None)
 
 
-def linear(x_RK: Tensor, weight_NK: Tensor, few: bool) -> Tensor:
-    """Rows times a weight, [R, N]."""
-    if few:
-        out = skinny_linear(x_RK, weight_NK)
+def linear(x_RK: Tensor, weight_NK: Tensor, way: Way, *, out_RN: Tensor | None = None) -> Tensor:
+    """Rows times a weight, [R, N], in a new tensor or where it is asked for; few rows alone take an ``out_RN``."""
+    if _direct(way, x_RK, weight_NK):
+        return direct_linear(x_RK, weight_NK, out_MN=out_RN)
+    if way.few:
+        out = skinny_linear(x_RK, weight_NK, out_MN=out_RN)
         assert isinstance(out, Tensor)
         return out
     return torch.nn.functional.linear(x_RK, weight_NK)
+
+
+def _direct(way: Way, x_RK: Tensor, weight_NK: Tensor) -> bool:
+    return way is Way.DIRECT and weight_NK.numel() <= DIRECT and takes(len(x_RK), weight_NK)
 
 
 def logits_of(normed_RH: Tensor, head_VH: Tensor, few: bool) -> Tensor:
@@ -63,25 +103,29 @@ def logits_of(normed_RH: Tensor, head_VH: Tensor, few: bool) -> Tensor:
     return torch.mm(normed_RH, head_VH.t(), out_dtype=torch.float32)
 
 
-def feed_forward(ffn: SwiGLU, x_RH: Tensor, few: bool) -> Tensor:
+def feed_forward(ffn: SwiGLU, x_RH: Tensor, way: Way) -> Tensor:
     """The SwiGLU block, [R, H]."""
-    if few:
-        hidden = skinny_linear(x_RH, ffn.gate_up, swiglu=True)
-        assert isinstance(hidden, Tensor)
-        return linear(hidden, ffn.down, True)
-    return linear(swiglu(linear(x_RH, ffn.gate_up, False)), ffn.down, False)
+    if _direct(way, x_RH, ffn.gate_up):
+        hidden = direct_linear(x_RH, ffn.gate_up, swiglu=True)
+    elif way.few:
+        made = skinny_linear(x_RH, ffn.gate_up, swiglu=True)
+        assert isinstance(made, Tensor)
+        hidden = made
+    else:
+        hidden = swiglu(linear(x_RH, ffn.gate_up, way))
+    return linear(hidden, ffn.down, way)
 
 
 def decoder(
-    model: HybridModel, embedded_RH: Tensor, mix: Mix, *, few: bool, taps: Sequence[int] = ()
+    model: HybridModel, tokens_R: Tensor, mix: Mix, *, way: Way, taps: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
-    """Every layer of the target over embedded rows.
+    """Every layer of the target.
 
     Args:
         model: The target.
-        embedded_RH: Embeddings.
+        tokens_R: Ids.
         mix: Called with (layer, mixer, normed rows [R, H]); gives the mixer's rows [R, H].
-        few: Take the ops for few rows.
+        way: Which ops to take.
         taps: Layers whose output rows are wanted.
 
     Returns:
@@ -89,12 +133,12 @@ def decoder(
     """
     eps, blocks = model.config.rms_norm_eps, model.blocks
     scales = [block.scales() for block in blocks]
-    x, tapped = embedded_RH, dict[int, Tensor]()
-    h = rmsnorm(x, scales[0][0], eps=eps)
+    tapped: dict[int, Tensor] = {}
+    x, h = embed_rmsnorm(tokens_R, model.embed, scales[0][0], eps=eps)
     for i, block in enumerate(blocks):
         x, h = add_rmsnorm(mix(i, block.mixer, h), x, scales[i][1], eps=eps)
         after = scales[i + 1][0] if i + 1 < len(blocks) else model.final_scale
-        x, h = add_rmsnorm(feed_forward(block.ffn, h, few), x, after, eps=eps)
+        x, h = add_rmsnorm(feed_forward(block.ffn, h, way), x, after, eps=eps)
         if i in taps:
             tapped[i] = x
     return x, h, tapped
@@ -102,21 +146,21 @@ def decoder(
 
 def draft_step(
     model: HybridModel,
-    embedded_RH: Tensor,
+    tokens_R: Tensor,
     carrier_RH: Tensor,
     mix: Mix,
     *,
-    few: bool,
+    way: Way,
     probe: Callable[[str], None] | None = None,
 ) -> Tensor:
     """Pairs through the MTP head.
 
     Args:
         model: The target with its head.
-        embedded_RH: Embeddings of the pairs' tokens.
+        tokens_R: The pairs' tokens.
         carrier_RH: Their carriers.
         mix: As for ``decoder``, with layer 0.
-        few: Take the ops for few rows.
+        way: Which ops to take.
         probe: Called with the name of each part when it has been issued.
 
     Returns:
@@ -125,8 +169,9 @@ def draft_step(
     mtp = model.mtp
     assert mtp is not None
     eps, scales = mtp.eps, mtp.scales()
-    left, right = rmsnorm(embedded_RH, scales[0], eps=eps), rmsnorm(carrier_RH, scales[1], eps=eps)
-    x = linear(torch.cat([left, right], 1), mtp.fc, few)
+    left = embed_rmsnorm(tokens_R, model.embed, scales[0], eps=eps)[1]
+    right = rmsnorm(carrier_RH, scales[1], eps=eps)
+    x = linear(torch.cat([left, right], 1), mtp.fc, way)
     h = rmsnorm(x, scales[2], eps=eps)
     if probe:
         probe("glue")
@@ -134,7 +179,7 @@ def draft_step(
     if probe:
         probe("attention")
     x, h = add_rmsnorm(mixed, x, scales[3], eps=eps)
-    _, out = add_rmsnorm(feed_forward(mtp.ffn, h, few), x, scales[4], eps=eps)
+    _, out = add_rmsnorm(feed_forward(mtp.ffn, h, way), x, scales[4], eps=eps)
     if probe:
         probe("ffn")
     return out
@@ -148,7 +193,7 @@ def attend(
     lengths_B: Tensor,
     tables: tuple[Tensor, Tensor],
     *,
-    few: bool,
+    way: Way,
     counts_B: Tensor | None = None,
     longest: int | None = None,
     ring: bool = False,
@@ -163,7 +208,7 @@ def attend(
         v_BNSD: Kept values.
         lengths_B: Rows each sequence held, int32.
         tables: Cosines and signed sines by position.
-        few: Take the ops for few rows.
+        way: Which ops to take.
         counts_B: Valid rows per sequence; None for all.
         longest: Rows that any sequence holds afterwards, at most; None for all that are kept.
         ring: Position p is kept in slot p mod S.
@@ -174,7 +219,7 @@ def attend(
     """
     b, width = len(lengths_B), mixer.d
     t = len(h_RH) // b
-    packed = linear(h_RH, mixer.qkv, few).view(b, t, -1)
+    packed = linear(h_RH, mixer.qkv, way).view(b, t, -1)
     scales = mixer.scales()
     q, gate, _, _ = rope_store(
         packed, k_BNSD, v_BNSD, lengths_B, *tables, scales[0], scales[1], heads=mixer.n * mixer.g, ring=ring,
@@ -183,11 +228,11 @@ def attend(
     q = q.view(b, t, mixer.n, mixer.g, width)
     if after is not None:
         out = after(q, gate)
-    elif few:
+    elif way.few:
         out = attend_few(q, k_BNSD, v_BNSD, lengths_B, gate, longest=longest)
     else:
         out = prefill_attention(q, k_BNSD, v_BNSD, lengths_B, gate_BTQ=gate)
-    return linear(out.view(b * t, -1), mixer.o_proj, few)
+    return linear(out.view(b * t, -1), mixer.o_proj, way)
 
 
 def attend_few(
@@ -239,9 +284,10 @@ def delta(
     conv_BWC: Tensor,
     state_BHKV: Tensor,
     *,
-    few: bool,
+    way: Way,
     write: str = "new",
     window: bool = True,
+    steady: bool = False,
     tape: bool | Tape = False,
     columns: bool = False,
     counts_B: Tensor | None = None,
@@ -254,9 +300,10 @@ def delta(
         h_RH: Normed rows.
         conv_BWC: Window before them; not written.
         state_BHKV: State before them.
-        few: Take the ops for few rows.
+        way: Which ops to take.
         write: Where the state afterwards goes: "new", "in place" or "none"; many rows always give a new one.
         window: Give the window afterwards.
+        steady: Nothing that may still run writes window or state.
         tape: Record the rule's inputs, in new tensors or in these.
         columns: Give the state after every row.
         counts_B: Valid rows per sequence; None for all.
@@ -266,12 +313,8 @@ def delta(
         Rows and what follows from them.
     """
     b = len(conv_BWC)
-    t, known = len(h_RH) // b, mixer.constants()
-    if fed_RP is not None:
-        skinny_linear(h_RH, mixer.in_proj, out_MN=fed_RP)
-        packed = fed_RP
-    else:
-        packed = linear(h_RH, mixer.in_proj, few)
+    t, known, few = len(h_RH) // b, mixer.constants(), way.few
+    packed = linear(h_RH, mixer.in_proj, way, out_RN=fed_RP)
     fed = packed.view(b, t, -1)
     together = few and not window and t <= FEW  # the step convolves too
     mixed, conv = fed[..., : mixer.c], None
@@ -291,6 +334,7 @@ def delta(
             columns=columns,
             counts_B=counts_B,
             conv=(conv_BWC, known.taps_WC) if together else None,
+            steady=steady,
         )
         out, after, record, states = made
     else:
@@ -303,4 +347,4 @@ def delta(
         record, states = Tape(k, v, beta, decay) if tape else None, None
     z = packed[:, mixer.c : mixer.c + mixer.v]
     rows = gated_rmsnorm(out.reshape(-1, mixer.dv).contiguous(), z, mixer.norm, eps=mixer.eps)
-    return DeltaRows(linear(rows.view(b * t, -1), mixer.out_proj, few), fed, conv, after, record, states)
+    return DeltaRows(linear(rows.view(b * t, -1), mixer.out_proj, way), fed, conv, after, record, states)

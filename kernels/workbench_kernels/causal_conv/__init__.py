@@ -65,7 +65,7 @@ def conv_commit(u_BTP: Tensor, window_BWC: Tensor, keep_B: Tensor, *, impl: str 
     Args:
         u_BTP: Inputs of a verify; channels are the first C columns.
         window_BWC: The window before it; written in place.
-        keep_B: Rows to keep per sequence, int32, 0 to T.
+        keep_B: Rows to keep per sequence, or one number for all, int32, 0 to T.
         impl: "ref" or "triton"; default by context and device.
 
     Returns:
@@ -77,11 +77,11 @@ def conv_commit(u_BTP: Tensor, window_BWC: Tensor, keep_B: Tensor, *, impl: str 
     b, w, c = window_BWC.shape
     check_dense("conv_commit", u=u_BTP, window=window_BWC, keep=keep_B)
     check_shape("conv_commit", "u", u_BTP, (b, None, None))
-    check_shape("conv_commit", "keep", keep_B, (b,))
+    check_shape("conv_commit", "keep", keep_B, (1 if len(keep_B) == 1 else b,))
     check_dtype("conv_commit", "window", window_BWC, u_BTP.dtype)
     check_dtype("conv_commit", "keep", keep_B, torch.int32)
     if not by_triton("conv_commit", impl, u_BTP):
-        window_BWC.copy_(ref.window_after(u_BTP, window_BWC, keep_B))
+        window_BWC.copy_(ref.window_after(u_BTP, window_BWC, keep_B.expand(b)))
         return window_BWC
     from workbench_kernels.causal_conv import kernel
 

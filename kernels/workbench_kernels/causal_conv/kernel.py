@@ -39,13 +39,16 @@ def conv_kernel(
 @triton.jit(do_not_specialize=["T"])
 def window_kernel(
     u_ptr, window_ptr, count_ptr, out_ptr, T, P, C, COUNTED: tl.constexpr, W: tl.constexpr, SLOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     b = tl.program_id(1).to(tl.int64)
     slot = tl.arange(0, SLOTS)[:, None]
     col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = (slot < W) & (col < C)
-    kept = tl.load(count_ptr + b) if COUNTED else T
+    kept = T
+    if COUNTED > 0:
+        kept = tl.load(count_ptr + (b if COUNTED == 1 else 0))
     row = _fed(u_ptr, window_ptr, b, (slot + kept).to(tl.int64), col, live, T, P, C, W)
     # the window may be written where it was read: no store before every load
     tl.debug_barrier()
@@ -61,7 +64,8 @@ def _window(u_BTP: Tensor, window_BWC: Tensor, counts_B: Tensor | None, out_BWC:
     if w:
         launch(
             window_kernel, (-(-c // BLOCK), b), u_BTP, window_BWC, window_BWC if counts_B is None else counts_B,
-            out_BWC, t, p, c, COUNTED=counts_B is not None, W=w, SLOTS=power(w), BLOCK=BLOCK, num_warps=2,
+            out_BWC, t, p, c, COUNTED=0 if counts_B is None else 1 if len(counts_B) == b else 2, W=w,
+            SLOTS=power(w), BLOCK=BLOCK, num_warps=2, early=True,
         )  # fmt: skip
 
 

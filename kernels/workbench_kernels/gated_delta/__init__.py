@@ -39,6 +39,7 @@ def gated_delta_step(
     columns: bool = False,
     counts_B: Tensor | None = None,
     conv: tuple[Tensor, Tensor] | None = None,
+    steady: bool = False,
     impl: str | None = None,
 ) -> Step:
     """Run T rows through the rule from the convolution's output, norms and gates included.
@@ -61,6 +62,8 @@ def gated_delta_step(
         counts_B: Valid rows per sequence, int32; outputs past them are undefined. Default None, all.
         conv: Window [B, W, C] and taps [W + 1, C] of ``causal_conv``, to be run first, in the same launch and with its
             bits; default None.
+        steady: What was launched before on this stream, and may still run, does not write the state, so that it may
+            be read before that ends; default False.
         impl: "ref" or "triton"; default by context and device.
 
     Returns:
@@ -99,7 +102,7 @@ def gated_delta_step(
         return ref.step(*args)
     from workbench_kernels.gated_delta import kernel
 
-    return kernel.step(*args)
+    return kernel.step(*args, steady)
 
 
 def gated_delta_commit(
@@ -110,7 +113,7 @@ def gated_delta_commit(
     Args:
         tape: From ``gated_delta_step``.
         state_BHKV: State before the tape.
-        keep_B: Rows to keep per sequence, int32, 0 to T.
+        keep_B: Rows to keep per sequence, or one number for all, int32, 0 to T.
         out_BHKV: Where the state goes; default None, in place.
         impl: "ref" or "triton"; default by context and device.
 
@@ -123,7 +126,7 @@ def gated_delta_commit(
     b, h, k, v = _state("gated_delta_commit", state_BHKV)
     check_dense("gated_delta_commit", state=state_BHKV, keep=keep_B, out=out_BHKV, **tape._asdict())
     check_shape("gated_delta_commit", "tape.v", tape.v_BTHV, (b, None, h, v))
-    _counts("gated_delta_commit", keep_B, b)
+    _counts("gated_delta_commit", keep_B, 1 if len(keep_B) == 1 else b)
     out = state_BHKV if out_BHKV is None else out_BHKV
     check_shape("gated_delta_commit", "out", out, state_BHKV.shape)
     if not by_triton("gated_delta_commit", impl, state_BHKV):

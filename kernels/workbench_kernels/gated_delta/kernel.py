@@ -49,9 +49,8 @@ def delta_kernel(
     k_tape, v_tape, beta_tape, decay_tape, columns_ptr, window_ptr, taps_ptr, T, q_row, k_row, v_row, gate_row, scale,
     H, C, R: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, RAW: tl.constexpr,
     OUT: tl.constexpr, WRITE: tl.constexpr, TAPE: tl.constexpr, COLUMNS: tl.constexpr, COUNTED: tl.constexpr,
-    W: tl.constexpr, EARLY: tl.constexpr,
+    W: tl.constexpr, STEADY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
     TYPE: tl.constexpr = q_ptr.dtype.element_ty
     block = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
@@ -67,13 +66,17 @@ def delta_kernel(
     live_v = j < V
     live = live_k[:, None] & live_v[None, :]
     cell = i[:, None] * V + j[None, :]
-    s = tl.load(state_ptr + head * K * V + cell, mask=live, other=0.0)
-    rows = T
-    if COUNTED:
-        rows = tl.load(count_ptr + b)
     if RAW:
         rate = -tl.exp(tl.load(a_log_ptr + h).to(tl.float32))
         bias = tl.load(bias_ptr + h).to(tl.float32)
+    if STEADY:  # nothing that may still run writes the state
+        s = tl.load(state_ptr + head * K * V + cell, mask=live, other=0.0)
+    begin(EARLY)
+    if not STEADY:
+        s = tl.load(state_ptr + head * K * V + cell, mask=live, other=0.0)
+    rows = T
+    if COUNTED > 0:
+        rows = tl.load(count_ptr + (b if COUNTED == 1 else 0))
     for t in range(0, rows):
         row = b * T + t
         k = _row(k_ptr, window_ptr, taps_ptr, b, t, T, k_row, keys + n * K + i, live_k, C, W, TYPE)
@@ -113,6 +116,7 @@ def _run(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, raw: tuple[Tensor, Tensor] | None, state: Tensor,
     counts: Tensor | None, out: Tensor | None, after: Tensor | None, tape: Tape | None, columns: Tensor | None,
     rows: int, strides: tuple[int, int, int, int], r: int, conv: tuple[Tensor, Tensor] | None = None,
+    steady: bool = False,
 ) -> None:  # fmt: skip
     b, h, dk, dv = state.shape
     window, taps = conv or (state, state)
@@ -125,7 +129,7 @@ def _run(
         none if counts is None else counts, none if out is None else out, none if after is None else after, *held,
         none if columns is None else columns, window, taps, rows, *strides, dk**-0.5, h, c, R=r, K=dk, V=dv, BK=bk,
         BV=bv, RAW=raw is not None, OUT=out is not None, WRITE=after is not None, TAPE=tape is not None,
-        COLUMNS=columns is not None, COUNTED=counts is not None, W=w,
+        COLUMNS=columns is not None, COUNTED=0 if counts is None else 1 if len(counts) == b else 2, W=w, STEADY=steady,
         num_warps=WARPS, num_stages=1,
         enable_fp_fusion=False, early=True,
     )  # fmt: skip
@@ -143,6 +147,7 @@ def step(
     columns: bool,
     counts_B: Tensor | None,
     conv: tuple[Tensor, Tensor] | None,
+    steady: bool,
 ) -> Step:
     """See ``workbench_kernels.gated_delta.gated_delta_step``."""
     b, t, _ = mixed_BTC.shape
@@ -163,7 +168,7 @@ def step(
     parts = (0, 0, 0) if conv is not None else (0, n * dk, 2 * n * dk)
     _run(
         *(mixed_BTC[..., at:] for at in parts), gates_BTM, gates_BTM[..., h:],
-        (a_log_H, dt_bias_H), state_BHKV, counts_B, out, after, held, states, t, (c, c, c, row), h // n, conv,
+        (a_log_H, dt_bias_H), state_BHKV, counts_B, out, after, held, states, t, (c, c, c, row), h // n, conv, steady,
     )  # fmt: skip
     return Step(out, after, held, states)
 

@@ -288,7 +288,7 @@ def commit(tape: Tape, state_BHKV: Tensor, keep_B: Tensor, out_BHKV: Tensor) -> 
     """See ``workbench_kernels.gated_delta.gated_delta_commit``."""
     r = state_BHKV.shape[1] // max(1, tape.k_BTNK.shape[2])
     k = tape.k_BTNK.repeat_interleave(r, 2)
-    for b, n in enumerate(keep_B.tolist()):
+    for b, n in enumerate(keep_B.expand(len(state_BHKV)).tolist()):
         one = slice(b, b + 1)
         after = state_BHKV[one].clone()
         if n:

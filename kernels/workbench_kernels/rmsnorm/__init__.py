@@ -5,13 +5,14 @@ Legend: R rows, D width. A row's bits depend on the row alone.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from workbench_kernels.checks import KernelError, check_columns, check_dense, check_dtype, check_shape
 from workbench_kernels.dispatch import by_triton
 from workbench_kernels.rmsnorm import ref
 
-__all__ = ["rmsnorm", "add_rmsnorm", "gated_rmsnorm"]
+__all__ = ["rmsnorm", "embed_rmsnorm", "add_rmsnorm", "gated_rmsnorm"]
 
 
 def rmsnorm(x_RD: Tensor, scale_D: Tensor, *, eps: float = 1e-6, impl: str | None = None) -> Tensor:
@@ -37,6 +38,35 @@ def rmsnorm(x_RD: Tensor, scale_D: Tensor, *, eps: float = 1e-6, impl: str | Non
     from workbench_kernels.rmsnorm import kernel
 
     return kernel.rmsnorm(x_RD, scale_D, eps)
+
+
+def embed_rmsnorm(
+    ids_R: Tensor, table_VD: Tensor, scale_D: Tensor, *, eps: float = 1e-6, impl: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Rows of a table and their norms.
+
+    Args:
+        ids_R: Places in the table, int32 or int64; NaN comes of one that is not there.
+        table_VD: The table, bfloat16, float16 or float32.
+        scale_D: Float32, as in ``rmsnorm``.
+        eps: Added to the mean square; default 1e-6.
+        impl: "ref" or "triton"; default by context and device.
+
+    Returns:
+        The rows and their norms, [R, D] each in the type of the table.
+
+    Raises:
+        KernelError: A tensor is strided or of another shape or type.
+    """
+    _check("embed_rmsnorm", table_VD, scale_D)
+    check_dense("embed_rmsnorm", table=table_VD, ids=ids_R)
+    check_shape("embed_rmsnorm", "ids", ids_R, (None,))
+    check_dtype("embed_rmsnorm", "ids", ids_R, torch.int32, torch.int64)
+    if not by_triton("embed_rmsnorm", impl, table_VD):
+        return ref.embed_rmsnorm(ids_R, table_VD, scale_D, eps=eps)
+    from workbench_kernels.rmsnorm import kernel
+
+    return kernel.embed_rmsnorm(ids_R, table_VD, scale_D, eps)
 
 
 def add_rmsnorm(

@@ -24,10 +24,11 @@ def add_rmsnorm_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    begin(EARLY)
     row = tl.program_id(0).to(tl.int64) * D
     at = tl.arange(0, BLOCK)
     live = at < D
+    scale = tl.load(scale_ptr + at, mask=live, other=0).to(tl.float32)
+    begin(EARLY)
     TYPE: tl.constexpr = out_ptr.dtype.element_ty
     x = tl.load(x_ptr + row + at, mask=live, other=0).to(tl.float32)
     if ADD:
@@ -36,8 +37,28 @@ def add_rmsnorm_kernel(
         tl.store(sum_ptr + row + at, rounded, mask=live)
         x = rounded.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(x * x, 0) / D + eps)
-    y = x * inverse * tl.load(scale_ptr + at, mask=live, other=0).to(tl.float32)
+    y = x * inverse * scale
     tl.store(out_ptr + row + at, narrow(y, TYPE), mask=live)
+
+
+@triton.jit
+def embed_rmsnorm_kernel(
+    id_ptr, table_ptr, scale_ptr, row_ptr, out_ptr, V, D, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    r = tl.program_id(0)
+    row = r.to(tl.int64) * D
+    at = tl.arange(0, BLOCK)
+    live = at < D
+    scale = tl.load(scale_ptr + at, mask=live, other=0).to(tl.float32)
+    begin(EARLY)
+    place = tl.load(id_ptr + r).to(tl.int64)
+    known = live & (place >= 0) & (place < V)
+    TYPE: tl.constexpr = out_ptr.dtype.element_ty
+    x = tl.load(table_ptr + place * D + at, mask=known, other=float("nan")).to(tl.float32)
+    tl.store(row_ptr + row + at, narrow(x, TYPE), mask=live)
+    x = tl.where(live, x, 0.0)
+    inverse = tl.rsqrt(tl.sum(x * x, 0) / D + eps)
+    tl.store(out_ptr + row + at, narrow(x * inverse * scale, TYPE), mask=live)
 
 
 @triton.jit
@@ -45,15 +66,15 @@ def gated_rmsnorm_kernel(
     o_ptr, z_ptr, weight_ptr, out_ptr, R, D, heads, z_row, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
+    w = tl.load(weight_ptr + col, mask=col < D, other=0).to(tl.float32)
+    begin(EARLY)
     live = (rows < R) & (col < D)
     at = rows * D + col
     TYPE: tl.constexpr = out_ptr.dtype.element_ty
     o = tl.load(o_ptr + at, mask=live, other=0).to(tl.float32)
     z = tl.load(z_ptr + rows // heads * z_row + rows % heads * D + col, mask=live, other=0).to(tl.float32)
-    w = tl.load(weight_ptr + col, mask=col < D, other=0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(o * o, 1) / D + eps)
     normed = narrow(o * inverse[:, None], TYPE).to(tl.float32)
     weighted = narrow(w * normed, TYPE).to(tl.float32)
@@ -74,6 +95,18 @@ def rmsnorm(x_RD: Tensor, scale_D: Tensor, eps: float) -> Tensor:
         ADD=False, BLOCK=block, num_warps=_warps(block), early=True,
     )  # fmt: skip
     return out
+
+
+def embed_rmsnorm(ids_R: Tensor, table_VD: Tensor, scale_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See ``workbench_kernels.rmsnorm.embed_rmsnorm``."""
+    v, d = table_VD.shape
+    rows = torch.empty(len(ids_R), d, dtype=table_VD.dtype, device=ids_R.device)
+    out, block = torch.empty_like(rows), power(d, 16)
+    launch(
+        embed_rmsnorm_kernel, (len(ids_R),), ids_R, table_VD, scale_D, rows, out, v, d, eps,
+        BLOCK=block, num_warps=_warps(block), early=True,
+    )  # fmt: skip
+    return rows, out
 
 
 def add_rmsnorm(x_RD: Tensor, residual_RD: Tensor, scale_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,13 @@ def rmsnorm(x_RD: Tensor, scale_D: Tensor, *, eps: float) -> Tensor:
     return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps) * wide(scale_D)).to(x_RD.dtype)
 
 
+def embed_rmsnorm(ids_R: Tensor, table_VD: Tensor, scale_D: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+    """See ``workbench_kernels.rmsnorm.embed_rmsnorm``."""
+    known = (ids_R >= 0) & (ids_R < len(table_VD))
+    rows = torch.where(known[:, None], table_VD[torch.where(known, ids_R, 0).long()], torch.nan)
+    return rows, rmsnorm(rows, scale_D, eps=eps)
+
+
 def add_rmsnorm(x_RD: Tensor, residual_RD: Tensor, scale_D: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
     """See ``workbench_kernels.rmsnorm.add_rmsnorm``."""
     total = x_RD + residual_RD

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workbench_kernels.device.kernel import launch, power
+from workbench_kernels.device.kernel import begin, launch, power
 
 
 @triton.jit
@@ -80,7 +80,8 @@ def ring_kernel(fed_ptr, accepted_ptr, count_ptr, ring_ptr, pending_ptr, T, R, B
 
 
 @triton.jit
-def keep_kernel(kept_ptr, made_ptr, second_ptr, second_made_ptr, keep_ptr, X, BLOCK: tl.constexpr):
+def keep_kernel(kept_ptr, made_ptr, second_ptr, second_made_ptr, keep_ptr, X, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     b = tl.program_id(1).to(tl.int64)
     x = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = (x < X) & (tl.load(keep_ptr + b) > 0)
@@ -95,7 +96,7 @@ def keep_rows(
     b, x = kept_BX.shape
     launch(
         keep_kernel, (-(-x // 1024), b), kept_BX, made_BX, second_BX, second_made_BX, keep_B, x, BLOCK=1024,
-        num_warps=4,
+        num_warps=4, early=True,
     )  # fmt: skip
     return kept_BX, second_BX
 
@@ -113,6 +114,7 @@ def assemble_verify(
     b, k = drafts_BK.shape
     fed = torch.empty(b, k + 1, dtype=torch.int64, device=drafts_BK.device)
     counts = torch.empty(b, 2, dtype=torch.int32, device=drafts_BK.device)
+    # never early: past its start nothing of the round before runs any more, and a verify may read states that it wrote
     launch(
         assemble_kernel, (b,), drafts_BK, probs_BK, pending_B, drafts_BK if map_D is None else map_D,
         pending_B if most_B is None else most_B, fed, counts, k, float(p_min), FIRST=first, MAP=map_D is not None,

@@ -70,7 +70,7 @@ def settle_round(
 
     Args:
         books: Written in place.
-        picks_BT: The target's own token after every fed row, int64.
+        picks_BT: The target's own token after every fed row, int32 or int64.
         sound_BT: Float32; NaN where the row's logits are not finite.
         fed_BT: Pending token and drafts, int64.
         counts_B2: Drafts and base (1), int32, from ``assemble_verify``.
@@ -98,7 +98,7 @@ def settle_round(
     ):  # fmt: skip
         check_shape("settle_round", name, x, shape)
     check_dtype("settle_round", "ints", books.ints_XB, torch.int32)
-    check_dtype("settle_round", "picks", picks_BT, torch.int64)
+    check_dtype("settle_round", "picks", picks_BT, torch.int32, torch.int64)
     args = (books, picks_BT, sound_BT, fed_BT, counts_B2, probs_BK, stops_S)
     if not by_triton("settle_round", impl, picks_BT):
         ref.settle(*args)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workbench_kernels.device.kernel import launch, power
+from workbench_kernels.device.kernel import begin, launch, power
 
 if TYPE_CHECKING:
     from workbench_kernels.settle import Books
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 @triton.jit(do_not_specialize=["T", "K"])
 def settle_kernel(
     int_ptr, slot_ptr, place_ptr, seed_ptr, pending_ptr, queue_ptr, text_ptr, log_ptr, fault_ptr, pick_ptr, sound_ptr,
-    fed_ptr, count_ptr, prob_ptr, stop_ptr, B, T, K, R, M, S, BT: tl.constexpr, SP: tl.constexpr,
+    fed_ptr, count_ptr, prob_ptr, stop_ptr, B, T, K, R, M, S, BT: tl.constexpr, SP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     b = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, BT)
     length = tl.load(int_ptr + b)
@@ -31,7 +32,7 @@ def settle_kernel(
     k = tl.load(count_ptr + b * 2)
     sound = tl.load(sound_ptr + b * T + j, mask=j <= k, other=0.0)
     draft = tl.load(fed_ptr + b * T + 1 + j, mask=j < T - 1, other=-7)  # lane j: the draft in place j + 1
-    pick = tl.load(pick_ptr + b * T + j, mask=j < T, other=-5)
+    pick = tl.load(pick_ptr + b * T + j, mask=j < T, other=-5).to(tl.int64)
     allowed = tl.maximum(tl.minimum(T - 1, left - 1), 0)
     bad = tl.min(tl.where((sound != sound) & (j <= k), j, BT), 0)
     prob = tl.load(prob_ptr + b * (T - 1) + k, mask=k < T - 1, other=0.0)
@@ -108,5 +109,5 @@ def settle(
         settle_kernel, (b,), books.ints_XB, books.slots_KB, books.places_BT, books.seed_B, books.pending_B,
         books.queue_BT, books.text_BR, books.log_MBX, books.fault_B2, picks_BT, sound_BT, fed_BT, counts_B2, probs_BK,
         picks_BT if stops_S is None else stops_S, b, t, k, books.text_BR.shape[1], len(books.log_MBX), stops,
-        BT=power(max(t, k), 2), SP=power(max(1, stops)), num_warps=1,
+        BT=power(max(t, k), 2), SP=power(max(1, stops)), num_warps=1, early=True,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workbench_kernels.device.kernel import INTERPRETED, dot, key_value, kth_between, launch, order_key, power
+from workbench_kernels.device.kernel import INTERPRETED, begin, dot, key_value, kth_between, launch, order_key, power
 from workbench_kernels.sparse_topk.ref import Sparse
 
 GROUP = 64
@@ -79,8 +79,10 @@ def choose(key, k):
 
 @triton.jit
 def groups_kernel(
-    x_ptr, max_ptr, one_ptr, hot_ptr, V, G, inverse_t, HOT: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr
-):
+    x_ptr, max_ptr, one_ptr, hot_ptr, V, G, inverse_t, HOT: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    begin(EARLY)
     row = tl.program_id(1).to(tl.int64)
     group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     ids = group[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
@@ -105,8 +107,9 @@ def _normaliser(top_G, sum_G, live_G, peak, inverse_t):
 def select_kernel(
     x_ptr, max_ptr, one_ptr, hot_ptr, list_ptr, key_ptr, id_ptr, logit_ptr, prob_ptr, tail_ptr, lse_ptr, lse_t_ptr,
     V, G, inverse_t, k,
-    HOT: tl.constexpr, GP: tl.constexpr, KP: tl.constexpr, WIDE: tl.constexpr,
+    HOT: tl.constexpr, GP: tl.constexpr, KP: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     g = tl.arange(0, GP)
     live = g < G
@@ -239,8 +242,9 @@ def merge_kernel(
 @triton.jit
 def best_kernel(
     x_ptr, max_ptr, one_ptr, hot_ptr, id_ptr, logit_ptr, prob_ptr, tail_ptr, lse_ptr, lse_t_ptr, V, G, inverse_t,
-    HOT: tl.constexpr, GP: tl.constexpr, WIDE: tl.constexpr,
+    HOT: tl.constexpr, GP: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     g = tl.arange(0, GP)
     live = g < G
@@ -289,12 +293,12 @@ def sparse_topk(logits_RV: Tensor, k: int, temperature: float) -> Sparse:
     each, hotter = min(PLAN.groups, power(groups)), temperature != 1
     launch(
         groups_kernel, (-(-groups // each), rows), logits_RV, top, one, hot, vocab, groups, 1 / temperature,
-        HOT=hotter, GROUPS=each, WIDE=GROUP, num_warps=PLAN.warps,
+        HOT=hotter, GROUPS=each, WIDE=GROUP, num_warps=PLAN.warps, early=True,
     )  # fmt: skip
     if k == 1:
         launch(
             best_kernel, (rows,), logits_RV, top, one, hot, *out, vocab, groups, 1 / temperature,
-            HOT=hotter, GP=power(groups), WIDE=GROUP, num_warps=8,
+            HOT=hotter, GP=power(groups), WIDE=GROUP, num_warps=8, early=True,
         )  # fmt: skip
         return out
     wide = power(k, 8)
@@ -302,7 +306,7 @@ def sparse_topk(logits_RV: Tensor, k: int, temperature: float) -> Sparse:
     keys = torch.empty(rows, wide, dtype=torch.int64, device=logits_RV.device)
     launch(
         select_kernel, (rows,), logits_RV, top, one, hot, listed, keys, *out, vocab, groups, 1 / temperature, k,
-        HOT=hotter, GP=power(groups, wide), KP=wide, WIDE=GROUP, num_warps=PLAN.select_warps,
+        HOT=hotter, GP=power(groups, wide), KP=wide, WIDE=GROUP, num_warps=PLAN.select_warps, early=True,
     )  # fmt: skip
     return out
 

@@ -24,7 +24,7 @@ from workbench.spec.options import named_options
 from workbench.spec.proposers import SyntheticProposer, conditional
 from workbench.spec.session import Session
 
-STREAM_ROUNDS = 8  # rounds without read-back of the arm "streamed"
+STREAM_ROUNDS = 32  # rounds without read-back of the arm "streamed"
 ARMS: dict[str, dict[str, object]] = {
     "eager": {},
     "graphed": {"graphs": True},

@@ -20,7 +20,7 @@ class Choices:
     """What was chosen from some rows.
 
     Args:
-        tokens_R: Ids, int64; of no meaning where the row is not finite.
+        tokens_R: Ids, int32 or int64; of no meaning where the row is not finite.
         probs_R: The row's own probability of them (softmax at T = 1, unfiltered), float32; NaN for such a row.
         tops_R: Largest probability of the row.
     """
@@ -75,7 +75,7 @@ class DeviceLaw:
         best = sparse_topk(logits_RV, k=1)
         tops = best.probs_Rk[:, 0]
         if self.plain:
-            return Choices(best.ids_Rk[:, 0].long(), tops, tops)
+            return Choices(best.ids_Rk[:, 0], tops, tops)
         shaping, rows = self.shaping, logits_RV
         if self.edits:
             rows = edit_logits(

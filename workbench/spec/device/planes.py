@@ -46,7 +46,6 @@ class Planes:
             torch.empty(layers, t, first.hk, first.dk, **wide), torch.empty(layers, t, first.hv, first.dv, **wide),
             torch.empty(layers, t, first.hv, **wide), torch.empty(layers, t, first.hv, **wide),
         )  # fmt: skip
-        self.keep_L = torch.zeros(layers, dtype=torch.int32, device=model.device)
 
     def rebind(self, cache: HybridCache, drafts: HybridCache | None) -> None:
         """Use the planes that these caches hold now, with room for all rows; a cache replaces planes when it grows."""
@@ -72,9 +71,8 @@ class Planes:
 
     def load(self) -> None:
         """Take in the cache's windows and states."""
-        for n, plane in enumerate(self.cache.recurrent):
-            self.conv_LWC[n] = plane.conv_BWC[0]
-            self.state_LHKV[n] = plane.state_BHKV[0]
+        torch.cat([plane.conv_BWC for plane in self.cache.recurrent], out=self.conv_LWC)
+        torch.cat([plane.state_BHKV for plane in self.cache.recurrent], out=self.state_LHKV)
 
     def store(self, length: int, slots: int) -> None:
         """Leave the cache, and the drafter's, as if rows had been fed to them by forwards.
@@ -83,8 +81,9 @@ class Planes:
             length: Rows of the target.
             slots: Final rows of the drafter.
         """
+        conv_LWC, state_LHKV = self.conv_LWC.clone(), self.state_LHKV.clone()
         for n, plane in enumerate(self.cache.recurrent):
-            plane.put(self.conv_LWC[n : n + 1].clone(), self.state_LHKV[n : n + 1].clone(), None)
+            plane.put(conv_LWC[n : n + 1], state_LHKV[n : n + 1], None)
         self.cache.lengths = [length]
         if self.drafts is not None:
             self.drafts.lengths = [slots]
@@ -98,26 +97,32 @@ class Planes:
     def _draft(self) -> list[KVPlane]:
         return [] if self.draft_kv is None else [self.draft_kv]
 
-    def mixer(self, lengths_B: Tensor, longest: int) -> kernel_path.Mix:
-        """Runs one of the target's mixers over a verify's rows; states stay as they are, tapes are kept."""
+    def mixer(self, lengths_B: Tensor, longest: int, way: kernel_path.Way) -> kernel_path.Mix:
+        """Runs one of the target's mixers over a verify's rows; states stay as they are, tapes are kept.
+
+        States are steady once ``assemble_verify`` has begun, which waits for the commit of the round before.
+        """
 
         def mix(i: int, mixer: GatedAttention | GatedDeltaNet, h_RH: Tensor) -> Tensor:
             if isinstance(mixer, GatedAttention):
                 kv = self.kv[i]
                 return kernel_path.attend(
-                    mixer, h_RH, kv.k_BNSD, kv.v_BNSD, lengths_B, self.tables, few=True, longest=longest
+                    mixer, h_RH, kv.k_BNSD, kv.v_BNSD, lengths_B, self.tables, way=way, longest=longest
                 )
             n = self.deltas[i]
             one = slice(n, n + 1)
             made = kernel_path.delta(
-                mixer, h_RH, self.conv_LWC[one], self.state_LHKV[one], few=True, write="none", window=False,
+                mixer, h_RH, self.conv_LWC[one], self.state_LHKV[one], way=way, write="none", window=False,
+                steady=True,
                 tape=Tape(*(x[one] for x in self.tape)), fed_RP=self.fed_LTP[n],
             )  # fmt: skip
             return made.rows_RH
 
         return mix
 
-    def draft_mixer(self, lengths_B: Tensor, longest: int, counts_B: Tensor | None) -> kernel_path.Mix:
+    def draft_mixer(
+        self, lengths_B: Tensor, longest: int, counts_B: Tensor | None, way: kernel_path.Way
+    ) -> kernel_path.Mix:
         """Runs the drafter's attention over pairs."""
         kv = self.draft_kv
         assert kv is not None
@@ -125,7 +130,7 @@ class Planes:
         def mix(i: int, mixer: GatedAttention | GatedDeltaNet, h_RH: Tensor) -> Tensor:
             assert isinstance(mixer, GatedAttention)
             return kernel_path.attend(
-                mixer, h_RH, kv.k_BNSD, kv.v_BNSD, lengths_B, self.tables, few=True, longest=longest,
+                mixer, h_RH, kv.k_BNSD, kv.v_BNSD, lengths_B, self.tables, way=way, longest=longest,
                 counts_B=counts_B,
             )  # fmt: skip
 
@@ -133,6 +138,5 @@ class Planes:
 
     def commit(self, keep_B: Tensor) -> None:
         """Leave every window and state after the first ``keep`` rows of the verify."""
-        self.keep_L.copy_(keep_B.expand(len(self.keep_L)))
-        conv_commit(self.fed_LTP, self.conv_LWC, self.keep_L)
-        gated_delta_commit(self.tape, self.state_LHKV, self.keep_L)
+        conv_commit(self.fed_LTP, self.conv_LWC, keep_B)
+        gated_delta_commit(self.tape, self.state_LHKV, keep_B)

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from workbench.cache.hybrid import HybridCache
 from workbench.model import kernel_path
@@ -218,15 +217,16 @@ class DeviceRounds:
 
     # ------------------------------------------------------------------------------------------------- the parts
 
-    def _embedded(self, tokens_R: Tensor) -> Tensor:
-        return embedding(tokens_R, self.model.embed)
+    def _way(self, rows: int) -> kernel_path.Way:
+        return kernel_path.way_of(self.model.exact, rows, 1)
 
     def draft(self) -> None:
         """The queued pairs through the drafter, and a chain of K tokens after the pending one."""
         model, books, planes = self.model, self.books, self.planes
         ints = books.ints_XB
-        mix = planes.draft_mixer(ints[SLOTS], self.longest, ints[QUEUED])
-        rows = kernel_path.draft_step(model, self._embedded(books.queue_BT[0]), self.carriers(), mix, few=True)
+        way = self._way(self.k + 1)
+        mix = planes.draft_mixer(ints[SLOTS], self.longest, ints[QUEUED], way)
+        rows = kernel_path.draft_step(model, books.queue_BT[0], self.carriers(), mix, way=way)
         if not self.k:
             return
         hidden = rows.index_select(0, books.seed_B)
@@ -240,8 +240,8 @@ class DeviceRounds:
             if self.law.reads_text:
                 books.text_BR[0].index_copy_(0, length.long(), token)
             if j + 1 < self.k:
-                mix = planes.draft_mixer(books.slots_KB[j], self.longest, None)
-                hidden = kernel_path.draft_step(model, self._embedded(token), hidden, mix, few=True)
+                mix = planes.draft_mixer(books.slots_KB[j], self.longest, None, self._way(1))
+                hidden = kernel_path.draft_step(model, token, hidden, mix, way=self._way(1))
 
     def _choose_draft(self, hidden_BH: Tensor, place_1: Tensor, length_1: Tensor) -> Choices:
         """The drafter's token of one row, an id of the target's."""
@@ -265,8 +265,9 @@ class DeviceRounds:
         )  # fmt: skip
         if self.law.reads_text and self.k:
             books.text_BR[0].index_copy_(0, books.ints_XB[COUNTED] + self.ahead_K, fed[0, 1:])
-        mix = self.planes.mixer(books.ints_XB[LENGTH], self.longest)
-        trunk, normed, _ = kernel_path.decoder(model, self._embedded(fed[0]), mix, few=True)
+        way = self._way(self.k + 1)
+        mix = self.planes.mixer(books.ints_XB[LENGTH], self.longest, way)
+        trunk, normed, _ = kernel_path.decoder(model, fed[0], mix, way=way)
         logits = kernel_path.logits_of(normed, model.embed if model.head is None else model.head, True)
         made = self.law.choose(logits, books.places_BT[0], books.text_BR[0], books.ints_XB[COUNTED])
         return Judged(fed, counts, made.tokens_R[None], made.probs_R[None], trunk, normed)
