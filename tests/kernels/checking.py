@@ -122,6 +122,11 @@ def delta_laws(device: str, **sizes: int) -> list[str]:
         two = g.gated_delta_step(apart, gates, state_BHKV=state, **given, write="none", impl="triton")
         if same(one.out_BTHV, two.out_BTHV) != (rows.storage_offset() == 0):
             found.append("a step that convolves first differs from convolution and step")
+    one = torch.full((1,), t - 1, dtype=torch.int32, device=device)
+    for every in (one, one - 1):
+        kept = g.gated_delta_commit(whole.tape, state.clone(), every, impl="triton")
+        if same(kept, whole.states_BTHKV[:, t - 2]) != (every is one):
+            found.append("one number of rows for all sequences keeps other rows")
     ragged = torch.arange(b, dtype=torch.int32, device=device) % (t + 1)
     kept = g.gated_delta_commit(whole.tape, state.clone(), ragged, impl="triton")
     for i, n in enumerate(ragged.tolist()):

@@ -20,12 +20,12 @@ def _make(make: Maker, b: int, t: int, c: int, extra: int = 0, ragged: bool = Fa
     return made
 
 
-def _cut(make: Maker, b: int, t: int, c: int, extra: int = 0) -> dict[str, Any]:
+def _cut(make: Maker, b: int, t: int, c: int, extra: int = 0, shared: bool = False) -> dict[str, Any]:
     made = _make(make, b, t, c, extra)
     return {
         "u_BTP": made["u_BTP"],
         "window_BWC": made["window_BWC"],
-        "keep_B": make.ints(b, high=t + 1, dtype=torch.int32),
+        "keep_B": make.ints(1 if shared else b, high=t + 1, dtype=torch.int32),
     }
 
 
@@ -36,7 +36,12 @@ ODD = (
     Case(dict(b=3, t=17, c=261, ragged=True)),
 )
 REAL = (Case(dict(b=1, t=1, c=8192, extra=4160)), Case(dict(b=1, t=4, c=8192)), Case(dict(b=1, t=2048, c=8192)))
-CUT = (Case(dict(b=0, t=3, c=8)), Case(dict(b=5, t=4, c=37, extra=3)), Case(dict(b=9, t=2, c=300)))
+CUT = (
+    Case(dict(b=0, t=3, c=8)),
+    Case(dict(b=4, t=5, c=19, shared=True)),
+    Case(dict(b=5, t=4, c=37, extra=3)),
+    Case(dict(b=9, t=2, c=300)),
+)
 
 OPS = (
     Op(name="causal_conv", module="causal_conv", make=_make, odd=ODD, real=REAL, moved=nbytes),
