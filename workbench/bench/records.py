@@ -24,7 +24,7 @@ from workbench.datasets import extract, extract_sequences
 from workbench.datasets.anchors import anchor_positions
 from workbench.datasets.estimate import batch_bytes, tape_bytes
 from workbench.datasets.export import export
-from workbench.datasets.export.staging import directory_bytes
+from workbench.core.staging import directory_bytes
 from workbench.datasets.layouts import LAYOUTS, Layout
 from workbench.datasets.options import ExtractOptions
 from workbench.datasets.sequence_options import SequenceOptions

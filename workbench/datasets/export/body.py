@@ -38,7 +38,7 @@ from workbench.datasets.export.samples import (
     sample_problems,
 )
 from workbench.datasets.export.source import SequenceRow, SequenceSource
-from workbench.datasets.export.staging import directory_bytes, staged
+from workbench.core.staging import directory_bytes, staged
 
 PROBED = 16  # documents whose excerpts hold logits: a wrong rule is wrong for all
 READING = (KeyError, ValueError, TypeError, IndexError, RuntimeError, OSError, EOFError)

@@ -38,7 +38,7 @@ from workbench.datasets.export.sidecar import (
     mask_digest,
     seal,
 )
-from workbench.datasets.export.staging import staged
+from workbench.core.staging import staged
 
 if TYPE_CHECKING:
     import pyarrow as pa

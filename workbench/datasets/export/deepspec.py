@@ -28,7 +28,7 @@ from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportOptions, ExportReport, register
 from workbench.datasets.export.sidecar import Ledger, Sealed, digest, id_digest, mask_digest, seal
 from workbench.datasets.export.source import SequenceSource
-from workbench.datasets.export.staging import staged
+from workbench.core.staging import staged
 
 VERSION = 2
 RECORD = struct.Struct("<QIIQQQQQ")  # sample, shard, tokens, offsets of the five tensors in the order of FIELDS

@@ -28,7 +28,7 @@ from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportReport, register
 from workbench.datasets.export.sidecar import Ledger, Sealed, digest, id_digest, mask_digest, seal
 from workbench.datasets.export.source import SequenceRow, SequenceSource
-from workbench.datasets.export.staging import staged
+from workbench.core.staging import staged
 
 FORMAT_VERSION = 2
 EMBEDDINGS = "target_embeddings.safetensors"
