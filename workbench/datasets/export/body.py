@@ -114,8 +114,7 @@ class SampleExporter(Exporter):
     def run(self, data_dir: str | Path, out: str | Path, parts: ModelParts, **options: Any) -> ExportReport:
         """Write an export; see ``Exporter.run``."""
         chosen = self.options(**options)
-        source = SequenceSource(data_dir)
-        source.check_parts(parts)
+        source = SequenceSource.of(data_dir, parts)
         layers = source.chosen(chosen.layers)
         self.check_layers(layers)
         if source.num_layers - 1 in layers:
