@@ -1,4 +1,4 @@
-"""Bytes of records and exports: measured on the disk, held against what was predicted, and a wrong prediction is seen."""
+"""Bytes of records and exports: measured on the disk, held against predictions, and a wrong prediction is seen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.datasets.export import REGISTRY
 from workbench.datasets.layouts import LAYOUTS
 from workbench.datasets.sequence_options import SequenceOptions
 
-K, WIDTH, VOCAB = 8, 128, 97
+K, WIDTH, VOCAB = 64, 128, 97
 LENGTHS = (300, 220, 260)
 
 
@@ -47,7 +47,9 @@ def test_every_format_is_measured_and_is_as_large_as_predicted(rows):
 def test_bytes_are_those_of_the_formulas(rows):
     tokens, longest = sum(LENGTHS), max(LENGTHS)
     deepspec = rows["deepspec"]
-    assert 0 <= deepspec["bytes"] - tokens * (4 + 1 + 1 + 5 * 2 * WIDTH) < 8000  # four taps, the last rows, lists beside
+    assert (
+        0 <= deepspec["bytes"] - tokens * (4 + 1 + 1 + 5 * 2 * WIDTH) < 8000
+    )  # four taps, the last rows, lists beside
     assert deepspec["value"] == deepspec["bytes"] / tokens and deepspec["unit"] == "bytes/token"
     padded = rows["nemo-automodel-dspark"]["bytes"]
     assert 0 <= padded - len(LENGTHS) * longest * (8 + 8 + 8 + 5 * 2 * WIDTH) < 8000

@@ -28,7 +28,7 @@ def test_what_fails_leaves_nothing_and_says_itself(tmp_path: Path, error: BaseEx
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_a_disk_that_takes_no_more_is_a_sentence(tmp_path: Path, code: int):
-    with pytest.raises(UserError, match="could not be written .* nothing of it is kept"), staged(tmp_path / "out"):
+    with pytest.raises(UserError, match=r"could not be written .* nothing of it is kept"), staged(tmp_path / "out"):
         raise OSError(code, "the disk")
     assert not list(tmp_path.iterdir())
 

@@ -260,7 +260,7 @@ def test_a_line_is_weighted_least_squares_and_neither_falls_nor_begins_below_zer
     slope, base = np.polyfit(x, y, 1, w=np.sqrt(w))
     assert line(x, y, w) == pytest.approx((base, slope))
     assert line(x, 10 - y, w)[1] == 0 and line(x, 10 - y, w)[0] == pytest.approx(10 - (w @ y) / w.sum())
-    assert line(np.array([3.0, 3]), np.array([1.0, 2]), np.array([1.0, 1])) == (1.5, 0.0)
+    assert line(np.array([3.0, 3]), np.array([1.0, 2]), np.array([1.0, 1])) == pytest.approx((1.5, 0.0))
     steep = np.array([0.1, 2, 30])
     assert np.polyfit(x, steep, 1, w=np.sqrt(w))[1] < 0, "what would begin below zero"
     assert line(x, steep, w) == pytest.approx((0, (w * x) @ steep / ((w * x) @ x)))
@@ -284,7 +284,12 @@ def test_nonnegative_least_squares_are_the_best_of_every_choice_of_unknowns():
 
 
 def test_no_time_is_negative_after_a_noisy_turn():
-    noisy = {("verify", 1): (0.1, 9, 300), ("verify", 4): (1, 2, 90), ("draft first", 3): (0.5, 1, 2), ("plain", None): (0, 1, 99)}
+    noisy = {
+        ("verify", 1): (0.1, 9, 300),
+        ("verify", 4): (1, 2, 90),
+        ("draft first", 3): (0.5, 1, 2),
+        ("plain", None): (0, 1, 99),
+    }
     rows = phase_rows()
     for (phase, count), values in noisy.items():
         for row, ms in zip([row for row in rows if (row["phase"], row["rows"]) == (phase, count)], values, strict=True):

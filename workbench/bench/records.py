@@ -19,19 +19,24 @@ from workbench.bench.arms import row
 from workbench.core.manifest import Manifest
 from workbench.core.progress import progress, quiet
 from workbench.core.schemas import anchor_schema
+from workbench.core.staging import directory_bytes
 from workbench.core.tape import Corpus
 from workbench.datasets import extract, extract_sequences
 from workbench.datasets.anchors import anchor_positions
 from workbench.datasets.estimate import batch_bytes, tape_bytes
 from workbench.datasets.export import export
-from workbench.core.staging import directory_bytes
 from workbench.datasets.layouts import LAYOUTS, Layout
 from workbench.datasets.options import ExtractOptions
 from workbench.datasets.sequence_options import SequenceOptions
 from workbench.facade import load
 from workbench.model.hybrid import HybridModel
 
-ANCHORS, TOP_K, TAPS, EAGLE = 4, 64, 5, 3  # anchors per document, kept ids, tapped layers of DSpark's and EAGLE's recipe
+ANCHORS, TOP_K, TAPS, EAGLE = (
+    4,
+    64,
+    5,
+    3,
+)  # anchors per document, kept ids, layers of DSpark and of EAGLE-3
 LENGTH, SHORTEST, DOCUMENTS = 1024, 32, 40
 AGREES = 0.05  # measured bytes miss the predicted ones by no more: headers, names and lists beside the rows
 RECORDS, STORE, STORE_K = "anchor records", "sequence store, bfloat16", "sequence store, bfloat16, with top-k"
@@ -158,7 +163,7 @@ def _exports(model: HybridModel, tapes: Corpus, taps: tuple[int, ...], records: 
     trimmed = model.draft_head
     draft = model.config.vocab_size if trimmed is None else len(trimmed.ids_D)
     known = {layout.name: layout for layout in LAYOUTS}
-    three = {"layers": taps[:EAGLE]}
+    three: dict[str, Any] = {"layers": taps[:EAGLE]}
 
     def arm(to: str, layout: Layout, *, name: str = "", data: str = STORE, **options: Any) -> Arm:
         each = layout.token_bytes(width, len(taps))

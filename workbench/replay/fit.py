@@ -120,16 +120,15 @@ def _lines(rows: Sequence[Row], column: str) -> dict[tuple[int, str, int | None]
     for row in rows:
         count = None if row["rows"] is None else int(row["rows"])
         points[int(row["width"]), row["phase"]][count].append((row["context"], row[column] / 1e3, row["n"]))
-    out = {}
+    out: dict[tuple[int, str, int | None], tuple[float, float]] = {}
     for (width, phase), found in points.items():
-        arrays = {count: np.array(values, dtype=np.float64).T for count, values in found.items()}
-        for context_N, _, _ in arrays.values():
-            context_N *= phase not in LEVEL
-        if phase == GROWING and None not in arrays:
-            fitted = rising_lines({int(count): part for count, part in arrays.items()})  # type: ignore[arg-type]
-            out.update({(width, phase, count): fitted[count] for count in fitted})
-        else:
-            out.update({(width, phase, count): line(*part) for count, part in arrays.items()})
+        parts: dict[int | None, list[np.ndarray]] = {}
+        for count, values in found.items():
+            context_N, seconds_N, weight_N = np.array(values, dtype=np.float64).T
+            parts[count] = [context_N * (phase not in LEVEL), seconds_N, weight_N]
+        counted = {count: part for count, part in parts.items() if count is not None}
+        fitted: dict[int, tuple[float, float]] = rising_lines(counted) if counted and phase == GROWING else {}
+        out.update({(width, phase, n): fitted[n] if n in fitted else line(*part) for n, part in parts.items()})
     return out
 
 

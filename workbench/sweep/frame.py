@@ -12,8 +12,8 @@ import numpy as np
 
 from workbench.core.bootstrap import Interval, bootstrap_by
 from workbench.core.metrics import ratio
-from workbench.sweep.cells import ALL, COUNTS, RATIOS, Cell, Walked
 from workbench.spec.policies.naming import canonical
+from workbench.sweep.cells import ALL, COUNTS, RATIOS, Cell, Walked
 from workbench.sweep.grid import PARAMETERS
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from torch import Tensor
 from workbench.core.errors import CapabilityError, UserError, check_int
 from workbench.core.manifest import write_json
 from workbench.core.progress import progress
+from workbench.core.staging import staged
 from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportOptions, ExportReport, register
 from workbench.datasets.export.sidecar import Ledger, Sealed, row_columns, row_hashes, seal, sealed_report
 from workbench.datasets.export.source import SequenceSource
-from workbench.core.staging import staged
 
 VERSION = 2
 RECORD = struct.Struct("<QIIQQQQQ")  # sample, shard, tokens, offsets of the five tensors in the order of FIELDS

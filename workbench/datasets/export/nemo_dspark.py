@@ -17,13 +17,13 @@ from torch import Tensor
 
 from workbench.core.errors import CapabilityError
 from workbench.core.manifest import write_json
+from workbench.core.staging import staged
 from workbench.datasets.export import nemo
 from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportReport, register
 from workbench.datasets.export.sidecar import Ledger, Sealed, row_columns, row_hashes, seal, sealed_report
 from workbench.datasets.export.source import SequenceRow, SequenceSource
-from workbench.core.staging import staged
 
 FORMAT_VERSION = 1
 WEIGHTS = "target_weights.safetensors"

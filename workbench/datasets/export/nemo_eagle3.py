@@ -21,6 +21,7 @@ from torch import Tensor
 
 from workbench.core.errors import CapabilityError, UserError, check_int
 from workbench.core.manifest import write_json
+from workbench.core.staging import staged
 from workbench.datasets.export import nemo
 from workbench.datasets.export.draft_law import full_law, kept_law
 from workbench.datasets.export.parts import FILE as PARTS
@@ -36,7 +37,6 @@ from workbench.datasets.export.sidecar import (
     sealed_report,
 )
 from workbench.datasets.export.source import SequenceRow, SequenceSource
-from workbench.core.staging import staged
 
 FORMAT_VERSION = 2
 EMBEDDINGS = "target_embeddings.safetensors"
