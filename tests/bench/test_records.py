@@ -82,7 +82,7 @@ def test_a_wrong_layout_is_seen(rows, model, monkeypatch, layout: str, spoilt: d
     """Control: the same files, and another prediction."""
     changed = [replace(one, **spoilt) if one.name == layout else one for one in LAYOUTS]
     monkeypatch.setattr(records, "LAYOUTS", changed)
-    monkeypatch.setattr(records, "_written", lambda arm, *_: rows[arm.name]["bytes"])
+    monkeypatch.setattr(records, "_written", lambda arm, *_: (rows[arm.name]["bytes"], 0))
     found = measured(model)
     assert [name for name, row in found.items() if not row["agrees"]] == [arm]
     assert abs(found[arm]["of_predicted"] - 1) > 0.05 and found[arm]["bytes"] == rows[arm]["bytes"]
@@ -93,5 +93,5 @@ def test_a_wrong_estimate_of_a_store_is_seen(rows, model, monkeypatch):
     right = SequenceOptions.token_bytes
     wrong = lambda self, width: right(self, width) / (2 if self.hidden_dtype == "fp8" else 1)  # noqa: E731
     monkeypatch.setattr(SequenceOptions, "token_bytes", wrong)
-    monkeypatch.setattr(records, "_written", lambda arm, *_: rows[arm.name]["bytes"])
+    monkeypatch.setattr(records, "_written", lambda arm, *_: (rows[arm.name]["bytes"], 0))
     assert [name for name, row in measured(model).items() if not row["agrees"]] == ["sequence store, fp8"]

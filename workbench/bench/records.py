@@ -1,7 +1,7 @@
 """Bytes on disk of anchor records, sequence stores and every export of the same documents, beside what was predicted.
 
-No clock is read. Of a dataset the files of its shards count, of an export all files but the model's parts, which do not
-grow with the documents.
+No clock is read. Of a dataset the files of its shards count; of an export all files but the model's parts, which do not
+grow with the documents, and the lists that the workbench checks it by.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from workbench.datasets import extract, extract_sequences
 from workbench.datasets.anchors import anchor_positions
 from workbench.datasets.estimate import batch_bytes, tape_bytes
 from workbench.datasets.export import export
+from workbench.datasets.export.samples import FILE, LINES
+from workbench.datasets.export.sidecar import FACTS, LEDGER
 from workbench.datasets.layouts import LAYOUTS, Layout
 from workbench.datasets.options import ExtractOptions
 from workbench.datasets.sequence_options import SequenceOptions
@@ -37,8 +39,9 @@ ANCHORS, TOP_K, TAPS, EAGLE = (
     5,
     3,
 )  # anchors per document, kept ids, layers of DSpark and of EAGLE-3
-LENGTH, SHORTEST, DOCUMENTS = 1024, 32, 40
-AGREES = 0.05  # measured bytes miss the predicted ones by no more: headers, names and lists beside the rows
+LENGTH, SHORTEST, DOCUMENTS = 1024, 32, 24
+AGREES = 0.05  # measured bytes miss the predicted ones by no more: headers, names and lines of text beside the rows
+LISTS = (FILE, LINES, FACTS, LEDGER)  # what the workbench puts into an export, for its own check
 RECORDS, STORE, STORE_K = "anchor records", "sequence store, bfloat16", "sequence store, bfloat16, with top-k"
 
 
@@ -102,7 +105,7 @@ def measure_model(
     with tempfile.TemporaryDirectory() as folder:
         for arm in progress(arms, desc="records", unit="arm"):
             with quiet():
-                size = _written(arm, model, tapes, Path(folder))
+                size, beside = _written(arm, model, tapes, Path(folder))
             least = least or size
             own = sum(_records(tapes, arm.options["anchors"])) if "anchors" in arm.options else held
             yield row(
@@ -110,6 +113,7 @@ def measure_model(
                 [size / tapes.n_tokens],
                 "bytes/token",
                 bytes=size,
+                beside_bytes=beside,
                 per_anchor=size / own,
                 over_records=size / least,
                 predicted_bytes=round(arm.predicted),
@@ -196,15 +200,17 @@ def _exports(model: HybridModel, tapes: Corpus, taps: tuple[int, ...], records: 
     ]
 
 
-def _written(arm: Arm, model: HybridModel, tapes: Corpus, folder: Path) -> int:
-    """Write an arm, and return the bytes of its files; datasets stay there for the exports."""
+def _written(arm: Arm, model: HybridModel, tapes: Corpus, folder: Path) -> tuple[int, int]:
+    """Write an arm, and return the bytes of its documents and of what describes them; datasets stay for the exports."""
     out = folder / arm.name
     if arm.to:
         report = export(folder / arm.data, to=arm.to, model=model, out=out, **arm.options)
         assert report.documents == len(tapes), "every format holds every document"
-        size = directory_bytes(out) - report.parts_bytes
+        lists = sum((out / name).stat().st_size for name in LISTS if (out / name).exists())
+        size = directory_bytes(out) - report.parts_bytes - lists
         shutil.rmtree(out)
-        return size
+        return size, lists
     make = extract if "anchors" in arm.options else extract_sequences
     make(model, tapes, out=out, **arm.options)
-    return sum((out / shard["file"]).stat().st_size for shard in Manifest.read(out).shards)
+    size = sum((out / shard["file"]).stat().st_size for shard in Manifest.read(out).shards)
+    return size, directory_bytes(out) - size
