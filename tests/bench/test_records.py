@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,3 +97,11 @@ def test_a_wrong_estimate_of_a_store_is_seen(rows, model, monkeypatch):
     monkeypatch.setattr(SequenceOptions, "token_bytes", wrong)
     monkeypatch.setattr(records, "_written", lambda arm, *_: (rows[arm.name]["bytes"], 0))
     assert [name for name, row in measured(model).items() if not row["agrees"]] == ["sequence store, fp8"]
+
+
+def test_committed_rows_hold_every_format_and_agree():
+    path = Path(__file__).resolve().parents[2] / "data" / "bench" / "records.jsonl"
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert {row["name"].partition(",")[0] for row in rows} == {*REGISTRY, "anchor records", "sequence store"}
+    assert all(row["agrees"] and abs(row["of_predicted"] - 1) <= records.AGREES for row in rows)
+    assert all(row["value"] == row["bytes"] / row["tokens"] for row in rows)
