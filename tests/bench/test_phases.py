@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -115,7 +114,7 @@ def test_measured_phases_fit_a_cost_model():
     cost = CostModel.fit(rows)
     assert cost.k_max == 2 and sorted(cost.widths) == [1, 2] and cost.facts["mode"] == "fast"
     for seconds in (cost.plain_seconds(context=16), cost.round_seconds(steps=2, drafted=2, context=16)):
-        assert math.isfinite(seconds) and abs(seconds) < 60  # no more: one turn on a busy machine may stall anywhere
+        assert 0 < seconds < 60  # no order: one turn on a busy machine may stall anywhere
     assert cost.curve(2, context=20, width=2)[2] > 0
     assert not model.exact
 

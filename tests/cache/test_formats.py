@@ -151,6 +151,16 @@ def test_a_row_packs_alike_in_any_company(name, dtype):
     assert torch.equal(spread, whole.transpose(0, 1))
 
 
+@pytest.mark.parametrize("dim", [9, 10, 11, 12])
+def test_one_row_unpacks_alike_wherever_it_lies(dim):
+    form, x = FORMATS["fp8"], samples(dim, rows=6, seed=4)
+    packed = form.encode(x)
+    values = form.decode(packed, torch.float32)
+    for i in range(len(x)):
+        assert torch.equal(form.decode(packed[i], torch.float32), values[i])
+        assert torch.equal(form.decode(packed[i : i + 1], torch.float32), values[i : i + 1])
+
+
 def test_bytes_per_value():
     assert [FORMATS[n].row_bytes(256, torch.bfloat16) for n in ("dense", "q8_0", "q5_1", "fp8")] == [512, 272, 192, 260]
     assert [FORMATS[n].value_bytes(32, torch.float32) for n in ("dense", "q8_0", "q5_1", "fp8")] == [

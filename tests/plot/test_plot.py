@@ -228,3 +228,15 @@ def test_spread_keeps_labels_apart_and_inside():
     assert got == pytest.approx([0.5, 0.7, 0.1])
     assert style.spread([0.9, 0.95], [0.2, 0.2], low=0.0, high=1.0) == pytest.approx([0.7, 0.9])
     assert style.spread([0.5] * 4, [0.5] * 4, low=0.0, high=1.0) == pytest.approx([0.125, 0.375, 0.625, 0.875])
+
+
+@pytest.mark.parametrize("scale", ["linear", "log", "symlog"])
+def test_labels_stand_beside_their_lines_on_every_scale(scale: str):
+    ax = Figure().subplots()
+    ax.set_yscale(scale)
+    ax.set(xlim=(0, 1), ylim=(1, 1e4))
+    heights = {"linear": (2e3, 8e3), "log": (1e1, 1e3), "symlog": (1e1, 1e3)}[scale]
+    style.end_labels(ax, [(1.0, y, f"at {y:g}", "black") for y in heights])
+    for note, y in zip(ax.texts, heights):
+        beside = ax.transAxes.inverted().transform(ax.transData.transform((1.0, y)))[1]
+        assert 0.1 < beside < 0.9 and note.xyann[1] == pytest.approx(beside)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from workbench.core.errors import CheckpointError, UserError
 from workbench.replay.cost import CostModel
 from workbench.replay.curves import PHASES, Curve, RoundCost
 from workbench.replay.fit import line
+from workbench.replay.nonnegative import nonnegative
 from workbench.replay.published import published_costs
 
 BY_HAND = RoundCost(
@@ -253,12 +255,55 @@ def test_wider_batches_pay_the_host_once_per_sequence():
     assert cost.plain_seconds(context=50, width=2) == pytest.approx(10.5 + 2 * (0.1 + 0.3))
 
 
-def test_a_line_is_weighted_least_squares_and_never_falls():
+def test_a_line_is_weighted_least_squares_and_neither_falls_nor_begins_below_zero():
     x, y, w = np.array([0.0, 1, 4]), np.array([1.0, 2, 9]), np.array([1.0, 5, 2])
     slope, base = np.polyfit(x, y, 1, w=np.sqrt(w))
     assert line(x, y, w) == pytest.approx((base, slope))
-    assert line(x, -y, w)[1] == 0 and line(x, -y, w)[0] == pytest.approx(-(w @ y) / w.sum())
-    assert line(np.array([3.0, 3]), np.array([1.0, 2]), np.array([1.0, 1])) == (1.5, 0.0)
+    assert line(x, 10 - y, w)[1] == 0 and line(x, 10 - y, w)[0] == pytest.approx(10 - (w @ y) / w.sum())
+    assert line(np.array([3.0, 3]), np.array([1.0, 2]), np.array([1.0, 1])) == pytest.approx((1.5, 0.0))
+    steep = np.array([0.1, 2, 30])
+    assert np.polyfit(x, steep, 1, w=np.sqrt(w))[1] < 0, "what would begin below zero"
+    assert line(x, steep, w) == pytest.approx((0, (w * x) @ steep / ((w * x) @ x)))
+
+
+def test_nonnegative_least_squares_are_the_best_of_every_choice_of_unknowns():
+    random = np.random.default_rng(0)
+    held = 0
+    for _ in range(60):
+        a, b = random.normal(size=(9, 5)) * 10.0 ** random.integers(-3, 4, 5), random.normal(size=9)
+        a[:, 4] *= random.integers(0, 2)
+        x, best = nonnegative(a, b), np.inf
+        for mask in itertools.product((False, True), repeat=5):
+            some = np.zeros(5)
+            some[list(mask)] = np.linalg.lstsq(a[:, list(mask)], b, rcond=None)[0]
+            if (some >= 0).all():
+                best = min(best, float(np.linalg.norm(a @ some - b)))
+        assert (x >= 0).all() and np.linalg.norm(a @ x - b) <= best * (1 + 1e-9)
+        held += int((np.linalg.lstsq(a, b, rcond=None)[0] < 0).any())
+    assert held > 30, "plain least squares would be negative in most of them"
+
+
+def test_no_time_is_negative_after_a_noisy_turn():
+    noisy = {
+        ("verify", 1): (0.1, 9, 300),
+        ("verify", 4): (1, 2, 90),
+        ("draft first", 3): (0.5, 1, 2),
+        ("plain", None): (0, 1, 99),
+    }
+    rows = phase_rows()
+    for (phase, count), values in noisy.items():
+        for row, ms in zip([row for row in rows if (row["phase"], row["rows"]) == (phase, count)], values, strict=True):
+            row["mean"] = 1e3 * ms
+    cost = CostModel.fit(rows)
+    for context in (0, 1, 20, 5000):
+        for steps, drafted in ((0, 0), (1, 1), (2, 1), (2, 2)):
+            for accepted in range(drafted + 1):
+                asked = dict(steps=steps, drafted=drafted, accepted=accepted, context=context)
+                assert min(cost.phases(**asked).values()) >= 0
+        assert cost.plain_seconds(context=context) >= 0
+    taught = [row for row in rows if (row["phase"], row["rows"]) == ("draft first", 3)]
+    one = [row for row in rows if (row["phase"], row["rows"]) == ("draft first", 1)]
+    assert all(a["mean"] < b["mean"] for a, b in zip(taught, one)), "fewer rows took longer in that turn"
 
 
 # --- published curves -------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from workbench.replay.curves import Curve, RoundCost
 from workbench.replay.predict import document_seconds, predict, round_contexts
 from workbench.replay.published import published_costs
 from workbench.spec.policies import FixedK
+from workbench.sweep.cells import Walked, cell_of
 
 K = 4
 COST = RoundCost(
@@ -175,3 +176,30 @@ def test_the_payoff_of_fixed_k_is_the_published_formula():
     by_hand = (1 + np.mean(accepted)) * cost.plain_seconds() / cost.round_seconds(steps=3, drafted=3)
     assert said.speedup.value == pytest.approx(by_hand)
     assert said.row()["t_verify"] == pytest.approx(10 * 1.30 / 45)
+
+
+@dataclass(frozen=True, repr=False)
+class Written:
+    """A policy as a user writes one: no label, and what it prints as is for debugging."""
+
+    k: int = K
+    anticipating = False
+
+    @property
+    def k_max(self) -> int:
+        return self.k
+
+    def spec(self) -> dict[str, Any]:
+        return {"family": "mine", "k": self.k}
+
+    def start(self, *, width: int) -> Any:
+        raise AssertionError("counts know its rounds already")
+
+
+@pytest.mark.parametrize("policy", [FixedK(k=K), FixedK(k=K, p_min=0.5), Written()])
+def test_a_policy_has_one_name_in_predictions_and_sweeps(policy: Any):
+    counts = replace(counted(rounds()), policy=policy)
+    walked = Walked("t", {}, "", "own", None, counts.documents, counts.sources)
+    said = predict(counts, model(), draws=20).policy
+    assert said == cell_of(counts, key="x", walked=walked, cost=None, width=1).label
+    assert said == ("Written(k=4)" if isinstance(policy, Written) else policy.label)

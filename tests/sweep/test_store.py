@@ -22,8 +22,8 @@ from workbench.core.errors import UserError
 from workbench.core.manifest import Manifest
 from workbench.replay.cost import CostModel
 from workbench.replay.synthetic import synthetic_table
+from workbench.spec.policies.naming import label_of
 from workbench.sweep import runner
-from workbench.sweep.grid import label_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GRID: dict[str, Any] = dict(k=[1, 2, 3], p_min=[0, 0.4], statistic="top", draws=100, seed=3)

@@ -18,11 +18,10 @@ from workbench.core.progress import quiet
 from workbench.core.tape import Corpus
 from workbench.datasets import ExtractOptions, extract
 from workbench.datasets.anchors import anchor_positions
-from workbench.datasets.groups import batch_limit, chunk_counts, plan_groups
-from workbench.datasets.passes import padded_tokens, reserve
+from workbench.datasets.groups import batch_limit, plan_groups
+from workbench.datasets.passes import group_rows
 from workbench.facade import load
 from workbench.model.hybrid import HybridModel
-from workbench.model.transfer import upload
 
 CHUNK = 512
 
@@ -142,9 +141,5 @@ def forward_groups(model: HybridModel, tapes: Corpus, rows: list[int], chunk: in
     """Forwards without logits over the first rows of every text, in the groups and chunks that extraction makes."""
     for group in plan_groups(rows, batch_limit(model, None, chunk)):
         fed = [rows[i] for i in group]
-        cache = model.new_cache(batch=len(group), capacity=max(fed))
-        reserve(cache.planes, max(fed))
-        tokens_BS = upload(padded_tokens([tapes.tapes[i] for i in group], fed), model.device)
-        for start in range(0, max(fed), chunk):
-            counts = chunk_counts(fed, start, chunk)
-            model.forward(tokens_BS[:, start : start + max(counts)], cache, counts=counts, logits="none", checked=True)
+        for _ in group_rows(model, [tapes.tapes[i] for i in group], fed, chunk=chunk):
+            pass

@@ -24,10 +24,11 @@ from workbench.model.hybrid import HybridModel
 from workbench.replay.cost import CostModel
 from workbench.replay.fast import walk_counts
 from workbench.replay.own import own_tapes
-from workbench.replay.predict import Prediction, label_of, predict
+from workbench.replay.predict import Prediction, predict
 from workbench.replay.table import replay
 from workbench.spec.generate import generate
 from workbench.spec.policies import AdaptiveFloor, Cumulative, Ema, FixedK, MinConfidence, Policy, Suspend
+from workbench.spec.policies.naming import label_of
 
 K_MAX, PROMPT, NEW, DOCUMENTS, REPEATS = 8, 64, 128, 4, 3
 STRATEGY = "columns"  # what sessions use on a CPU

@@ -16,7 +16,7 @@ from workbench.core.manifest import git_state, library_versions, machine
 
 NAMES = (
     *("decode", "replay", "extract", "memory", "shaping", "prefix", "formats", "phases", "predict", "walk", "trim"),
-    *("resume", "ray"),
+    *("resume", "ray", "records"),
 )
 SHAPED = ("decode", "extract", "replay")  # those that also run a model of random weights in a published geometry
 

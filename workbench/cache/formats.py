@@ -164,7 +164,8 @@ class FP8(Format):
 
     def decode(self, packed_P: Tensor, dtype: torch.dtype) -> Tensor:
         """The scale times the e4m3 values."""
-        s = packed_P[..., :4].contiguous().view(torch.float32)
+        scale = packed_P[..., :4].clone(memory_format=torch.contiguous_format)  # a row may begin at any byte
+        s = scale.view(torch.float32)
         return (packed_P[..., 4:].contiguous().view(torch.float8_e4m3fn).float() * s).to(dtype)
 
     def bound(self, x_D: Tensor) -> Tensor:

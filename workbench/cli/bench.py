@@ -155,7 +155,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _beside(row: dict[str, Any]) -> str:
-    """What a row of a shape is held against."""
+    """What a row of a shape, or of records, is held against."""
     said = []
     if row.get("of_floor") is not None:
         said.append(f"{row['of_floor']:.0%} of the copy bandwidth")
@@ -164,6 +164,10 @@ def _beside(row: dict[str, Any]) -> str:
     if row.get("by_bytes") is not None:
         said.append(f"by bytes {row['by_bytes']:.3g}")
     said += [f"by {kind} phases {value:.3g}" for kind, value in (row.get("by_phases") or {}).items()]
+    if row.get("of_predicted") is not None:
+        said.append(f"{row['per_anchor']:,.4g} bytes per anchor")
+        said.append(f"{row['over_records']:.3g} times the anchor records")
+        said.append(f"{row['of_predicted']:.3f} of what was predicted")
     if row.get("same_text") is False:
         said.append("its text is not plain decode's")
     return f"; {', '.join(said)}" if said else ""

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.cli.common import Outcome, add_common, add_corpus, read_corpus, whole_directory
+from workbench.cli.common import Outcome, add_common, add_corpus, read_corpus
 from workbench.cli.options import add_options, given
 from workbench.cli.page import png_of
 from workbench.cli.parser import Parser
+from workbench.core.staging import staged
 
 if TYPE_CHECKING:
     from workbench.corpus import Cleaned
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> Outcome:
     chosen = CleanOptions(**options)
     demo = args.model == "demo" and not Path(args.model).is_dir()
     side = load_text_side(demo_checkpoint() if demo else args.model)
-    with whole_directory(Path(args.out)) as stage:
+    with staged(Path(args.out)) as stage:
         tapes = read_corpus(args, side)
         evaluation = None
         if args.evaluation is not None:

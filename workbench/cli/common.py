@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -211,45 +209,3 @@ def read_text(path: str, option: str) -> str:
         raise UserError(
             f"{option} {path!r} is not UTF-8 text ({error.reason} at byte {error.start}): convert it"
         ) from None
-
-
-def check_new(out: Path) -> Path:
-    """Refuse a directory that holds anything, before work is done for it."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        what = "holds files" if out.is_dir() else "is a file"
-        raise UserError(f"--out {str(out)!r} {what} already: choose another directory, or delete it")
-    return out
-
-
-@contextmanager
-def whole_directory(out: Path) -> Iterator[Path]:
-    """A directory to fill, which takes its name when the block ends well and is removed when it does not.
-
-    Args:
-        out: The final name; absent, or an empty directory.
-
-    Yields:
-        The directory to write into, beside the final one.
-
-    Raises:
-        UserError: The name is taken, or nothing can be written there.
-    """
-    check_new(out)
-    stage = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    made: list[Path] = []
-    try:
-        try:
-            for path in [*reversed(out.parents), stage]:
-                if not path.exists():
-                    path.mkdir()
-                    made.append(path)
-        except OSError as error:
-            raise UserError(f"--out {str(out)!r} cannot be written to ({error.strerror}): choose another") from None
-        yield stage
-        os.replace(stage, out)
-    except BaseException:
-        shutil.rmtree(stage, ignore_errors=True)
-        for path in reversed(made):
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
-        raise

@@ -15,10 +15,11 @@ from datetime import datetime
 from pathlib import Path
 from time import perf_counter
 
-from workbench.cli.common import Outcome, add_common, check_new, load, whole_directory
+from workbench.cli.common import Outcome, add_common, load
 from workbench.cli.options import add_options, given
 from workbench.cli.parser import Parser
 from workbench.core.errors import UserError
+from workbench.core.staging import check_new, staged
 
 GO_ON = "nothing was kept; run it again, with --quick for a small trial"
 
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> Outcome:
     model = load(args)
     if model.tokenizer is None:
         raise UserError(f"checkpoint {args.model!r} has no tokenizer, which the demo needs: add its tokenizer.json")
-    with whole_directory(out) as stage:
+    with staged(out) as stage:
         job = Demo(model, options, stage)
         steps("decode the prompts: plainly, and speculatively")
         job.decode()

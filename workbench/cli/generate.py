@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.cli.common import Outcome, add_common, check_new, load, plain, read_text, whole_directory
+from workbench.cli.common import Outcome, add_common, load, plain, read_text
 from workbench.cli.options import Kind, add_options, biases, given
 from workbench.cli.page import page
 from workbench.cli.parser import Parser
 from workbench.core.errors import UserError
 from workbench.core.manifest import write_atomic, write_json
+from workbench.core.staging import check_new, staged
 
 if TYPE_CHECKING:
     from workbench.model.hybrid import HybridModel
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> Outcome:
     data = {"text": result.text, "summary": summary, "token_ids": list(result.tokens)}
     strip = page("A generation", result._repr_html_())
     if out is not None:
-        with whole_directory(out) as stage:
+        with staged(out) as stage:
             rounds = [record.row() for record in result.records]
             write_json(stage / "generation.json", plain({**data, "rounds": rounds}))
             result.rounds.write_parquet(stage / "rounds.parquet")

@@ -9,10 +9,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from workbench.cli.common import Outcome, add_common, check_new, whole_directory
+from workbench.cli.common import Outcome, add_common
 from workbench.cli.options import add_options, given
 from workbench.cli.parser import Parser
 from workbench.core.errors import UserError
+from workbench.core.staging import check_new, staged
 
 JOBS = {
     "demo-corpus": "build tokenizer, token streams and held-out samples from downloaded packages",
@@ -66,7 +67,7 @@ def _corpus(args: argparse.Namespace, out: Path) -> Outcome:
     from workbench.train.demo_corpus import build_demo_corpus
 
     options = given(args, args.names) | ({} if args.seed is None else {"seed": args.seed})
-    with whole_directory(out) as stage:
+    with staged(out) as stage:
         meta = build_demo_corpus(Path(args.sources), stage, **options)
     tokens = meta["tokens"]
     keep = {key: meta[key] for key in ("tokens", "registers", "sample", "overlap", "sha256")}
@@ -97,7 +98,7 @@ def _demo(args: argparse.Namespace, out: Path) -> Outcome:
     state = git_state()
     facts = {"commit": "" if state is None else state["commit"], "command": args.command}
     device = {} if args.device is None else {"device": args.device}
-    with whole_directory(out) as stage:
+    with staged(out) as stage:
         report = train_demo(args.corpus, stage, recipe=recipe, **given(args, args.run_names), **device, **facts)
     keep = {key: report[key] for key in ("parameters", "tokens_seen", "seconds", "heldout")}
     return Outcome({"verb": "train demo", "out": str(out), **keep}, "\n".join(_losses(keep, out)))
@@ -128,7 +129,7 @@ def _average(args: argparse.Namespace, out: Path) -> Outcome:
     from workbench.train.average import average
 
     a, b = (demo_checkpoint() if name == "demo" and not Path(name).is_dir() else name for name in (args.a, args.b))
-    with whole_directory(out) as stage:
+    with staged(out) as stage:
         model = average(a, b, out=stage, **given(args, args.names))
     count = sum(p.numel() for p in model.parameters())
     data = {"verb": "train average", "a": args.a, "b": args.b, "out": str(out), "parameters": count}

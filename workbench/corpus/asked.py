@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core.errors import UserError, check_flag, check_int
-from workbench.core.progress import progress
+from workbench.core.errors import UserError, check_flag
 from workbench.core.tape import Corpus, Tape
-from workbench.corpus.chat import Conversation, check_variables
-from workbench.corpus.choose import Quarantine, set_aside, split_documents, spread
+from workbench.corpus.chat import Conversation
+from workbench.corpus.choose import Quarantine, split_documents, taken
 from workbench.corpus.rows import Reader, conversation, given_ids
 from workbench.corpus.sources import DEMO_PROMPTS, Document, content_column, read_source
 from workbench.model.tokenizer import Tokenizer
@@ -61,45 +60,37 @@ def prompts(
     Raises:
         UserError: The source, a prompt or an option cannot be used, or none is left.
     """
-    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
-        raise UserError(f"tokenizer of type {type(tokenizer).__name__} is not valid: give model.tokenizer")
-    for option, value in (("limit", limit), ("prompt_tokens", prompt_tokens), ("max_prompt", max_prompt)):
-        if value is not None:
-            check_int(option, value, low=1)
+    reader = Reader.of(
+        tokenizer,
+        text_column=text_column,
+        counts={"limit": limit, "prompt_tokens": prompt_tokens, "max_prompt": max_prompt},
+        seed=seed,
+        chat_template=chat_template,
+        template_options=template_options,
+    )
     if check_flag("chat", chat) and prompt_tokens is not None:
         raise UserError(
             f"prompt_tokens={prompt_tokens} cuts plain texts, and chat=True makes none: leave one of them out"
         )
-    check_int("seed", seed, low=0)
-    variables = check_variables(template_options)
-    if chat_template is not None:
-        if tokenizer is None:
-            raise UserError("chat_template needs a tokenizer to encode what it renders: give tokenizer=model.tokenizer")
-        tokenizer = tokenizer.with_template(chat_template)
     demo = isinstance(source, str) and source == "demo"
     name, documents = read_source(DEMO_PROMPTS if demo else source, text_column=text_column)
     name = "demo" if demo else name
     if not documents:
         raise UserError(f"source {name!r} is empty: it needs at least one prompt")
-    chosen = split_documents(documents, split, name)
-    asking = _Asking(Reader(tokenizer, text_column, variables), chat, prompt_tokens, max_prompt)
-    tapes: dict[int, Tape] = {}
-    with progress(len(chosen) if limit is None else min(limit, len(chosen)), desc="prompts", unit="doc") as bar:
-        for i in range(len(chosen)) if limit is None else spread(chosen, seed):
-            try:
-                tapes[i] = asking.tape(chosen[i])
-            except UserError as error:
-                set_aside(quarantine, chosen[i], error)
-                continue
-            bar.update()
-            if len(tapes) == limit:
-                break
+    asking = _Asking(reader, chat, prompt_tokens, max_prompt)
+    tapes = taken(
+        split_documents(documents, split, name),
+        lambda one: [asking.tape(one)],
+        limit=limit,
+        seed=seed,
+        quarantine=quarantine,
+        desc="prompts",
+    )
     if not tapes:
         aside = f", such as {quarantine[-1]}" if quarantine else ""
         raise UserError(f"source {name!r} holds no prompt that can be used: all are in quarantine{aside}")
-    fingerprint = "" if tokenizer is None else tokenizer.fingerprint
     label = name if limit is None else f"{name} (limit={limit})"
-    return Corpus([tapes[i] for i in sorted(tapes)], name=f"prompts({label})", tokenizer=fingerprint)
+    return Corpus(tapes, name=f"prompts({label})", tokenizer=reader.fingerprint)
 
 
 class _Asking:

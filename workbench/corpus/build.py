@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.core.errors import UserError, check_choice, check_int
-from workbench.core.progress import progress
-from workbench.core.tape import Corpus, Tape
-from workbench.corpus.chat import check_variables
-from workbench.corpus.choose import Quarantine, set_aside, split_documents, spread
+from workbench.core.errors import UserError, check_choice
+from workbench.core.tape import Corpus
+from workbench.corpus.choose import Quarantine, split_documents, taken
 from workbench.corpus.cut import OVERFLOW, Cut
 from workbench.corpus.rows import Reader
 from workbench.corpus.sources import read_source
@@ -66,47 +64,26 @@ def corpus(
     Raises:
         UserError: The source, a document or an option cannot be used, or no document is left.
     """
-    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
-        raise UserError(f"tokenizer of type {type(tokenizer).__name__} is not valid: give model.tokenizer")
-    for name, value in (("limit", limit), ("max_tokens", max_tokens), ("min_tokens", min_tokens)):
-        if value is not None:
-            check_int(name, value, low=1)
-    if min_response is not None:
-        check_int("min_response", min_response, low=1)
+    counts = {"limit": limit, "max_tokens": max_tokens, "min_tokens": min_tokens, "min_response": min_response}
+    reader = Reader.of(
+        tokenizer,
+        text_column=text_column,
+        counts=counts,
+        seed=seed,
+        chat_template=chat_template,
+        template_options=template_options,
+        skip_empty=min_tokens is not None,
+    )
     check_choice("overflow", overflow, OVERFLOW)
-    check_int("seed", seed, low=0)
-    variables = check_variables(template_options)
-    if chat_template is not None:
-        if tokenizer is None:
-            raise UserError("chat_template needs a tokenizer to encode what it renders: give tokenizer=model.tokenizer")
-        tokenizer = tokenizer.with_template(chat_template)
     name, documents = read_source(source, text_column=text_column)
     if not documents:
         raise UserError(f"corpus {name!r} is empty: it needs at least one document")
     chosen = split_documents(documents, split, name)
-    reader = Reader(tokenizer, text_column, variables, skip_empty=bool(min_tokens))
     cut = Cut(reader, max_tokens, overflow, min_tokens or 0, min_response or 0)
-    tapes: dict[int, list[Tape]] = {}
-    with progress(len(chosen) if limit is None else min(limit, len(chosen)), desc="tokenize", unit="doc") as bar:
-        for i in range(len(chosen)) if limit is None else spread(chosen, seed):
-            try:
-                kept = list(cut.tapes(chosen[i]))
-            except UserError as error:
-                set_aside(quarantine, chosen[i], error)
-                continue
-            if kept:
-                tapes[i] = kept
-                bar.update()
-            if len(tapes) == limit:
-                break
-    asked = {
-        "split": split,
-        "limit": limit,
-        "max_tokens": max_tokens,
-        "min_tokens": min_tokens,
-        "min_response": min_response,
-    }
-    said = [f"{key}={value}" for key, value in asked.items() if value is not None]
+    tapes = taken(
+        chosen, lambda one: list(cut.tapes(one)), limit=limit, seed=seed, quarantine=quarantine, desc="tokenize"
+    )
+    said = [f"{key}={value}" for key, value in {"split": split, **counts}.items() if value is not None]
     if not tapes:
         aside = f", {len(quarantine)} of them in quarantine, such as {quarantine[-1]}" if quarantine else ""
         raise UserError(
@@ -114,5 +91,4 @@ def corpus(
             f"longest tape had {cut.longest} tokens: loosen the bounds"
         )
     label = f"{name} ({', '.join(said)})" if said else name
-    fingerprint = "" if tokenizer is None else tokenizer.fingerprint
-    return Corpus([tape for i in sorted(tapes) for tape in tapes[i]], name=label, tokenizer=fingerprint)
+    return Corpus(tapes, name=label, tokenizer=reader.fingerprint)

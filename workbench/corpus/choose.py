@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Callable
 
 from workbench.core.errors import UserError
+from workbench.core.progress import progress
+from workbench.core.tape import Tape
 from workbench.corpus.sources import Document
 
 
@@ -48,3 +51,41 @@ def set_aside(quarantine: Quarantine | None, document: Document, error: UserErro
     if quarantine is None:
         raise error
     quarantine.append((document.doc_id, str(error)))
+
+
+def taken(
+    documents: list[Document],
+    tapes: Callable[[Document], list[Tape]],
+    *,
+    limit: int | None,
+    seed: int,
+    quarantine: Quarantine | None,
+    desc: str,
+) -> list[Tape]:
+    """Tapes of documents, of a limit's fair share of every source.
+
+    Args:
+        documents: Where from.
+        tapes: Makes those of one document; one that gives none does not count towards the limit.
+        limit: Documents to take; None for all.
+        seed: Of the choice under a limit.
+        quarantine: See ``set_aside``.
+        desc: Name on the progress bar.
+
+    Returns:
+        The tapes, in the order of the documents.
+    """
+    found: dict[int, list[Tape]] = {}
+    with progress(len(documents) if limit is None else min(limit, len(documents)), desc=desc, unit="doc") as bar:
+        for i in range(len(documents)) if limit is None else spread(documents, seed):
+            try:
+                kept = tapes(documents[i])
+            except UserError as error:
+                set_aside(quarantine, documents[i], error)
+                continue
+            if kept:
+                found[i] = kept
+                bar.update()
+            if len(found) == limit:
+                break
+    return [tape for i in sorted(found) for tape in found[i]]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from workbench.core.errors import UserError, check_int
 from workbench.core.tape import Own, Tape
-from workbench.corpus.chat import Conversation, Rendered, render_chat, supervised_tokens
+from workbench.corpus.chat import Conversation, Rendered, check_variables, render_chat, supervised_tokens
 from workbench.corpus.sources import Document, content_column
 from workbench.model.tokenizer import Tokenizer
 
@@ -49,6 +50,52 @@ class Reader:
     text_column: str
     variables: Mapping[str, Any]
     skip_empty: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Any,
+        *,
+        text_column: str,
+        counts: Mapping[str, int | None],
+        seed: int,
+        chat_template: str | Path | None,
+        template_options: Mapping[str, Any] | None,
+        skip_empty: bool = False,
+    ) -> Reader:
+        """A reader by the arguments that ``corpus`` and ``prompts`` share.
+
+        Args:
+            tokenizer: The model's, or None.
+            text_column: Column that holds text.
+            counts: Options that are a count of at least 1 or None, by name.
+            seed: Of the choice of documents.
+            chat_template: In place of the tokenizer's own; None for its own.
+            template_options: What else the template is given, by name.
+            skip_empty: Make no tape of an empty text.
+
+        Raises:
+            UserError: One of them is not valid.
+        """
+        if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+            raise UserError(f"tokenizer of type {type(tokenizer).__name__} is not valid: give model.tokenizer")
+        for name, value in counts.items():
+            if value is not None:
+                check_int(name, value, low=1)
+        check_int("seed", seed, low=0)
+        variables = check_variables(template_options)
+        if chat_template is not None:
+            if tokenizer is None:
+                raise UserError(
+                    "chat_template needs a tokenizer to encode what it renders: give tokenizer=model.tokenizer"
+                )
+            tokenizer = tokenizer.with_template(chat_template)
+        return cls(tokenizer, text_column, variables, skip_empty)
+
+    @property
+    def fingerprint(self) -> str:
+        """The tokenizer's; "" without one."""
+        return "" if self.tokenizer is None else self.tokenizer.fingerprint
 
     def tapes(self, document: Document) -> Iterator[Made]:
         """Whole tapes of one document.

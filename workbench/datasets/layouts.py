@@ -27,6 +27,7 @@ class Layout:
         ids: Bytes of ids and masks.
         value: Bytes of a value of a row, with its share of scales in ``ids``; default 2, bfloat16.
         taps: Rows of tapped layers beside the last one; None for as many as are asked for.
+        last: Rows of the last layer; default 1.
         padded: Every document takes the sequence length.
     """
 
@@ -34,6 +35,7 @@ class Layout:
     ids: int
     value: int = 2
     taps: int | None = None
+    last: int = 1
     padded: bool = False
 
     def token_bytes(self, hidden_size: int, taps: int) -> int:
@@ -46,7 +48,7 @@ class Layout:
         Returns:
             The bytes.
         """
-        rows = 1 + (taps if self.taps is None else self.taps)
+        rows = self.last + (taps if self.taps is None else self.taps)
         return self.ids + rows * hidden_size * self.value
 
 

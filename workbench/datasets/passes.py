@@ -23,7 +23,7 @@ from workbench.datasets.heads import extremes, head_slices
 from workbench.datasets.options import ExtractOptions
 from workbench.datasets.topk import SparseRows, check_mass, check_rows, kept_columns
 from workbench.datasets.window import Filled, Window
-from workbench.model.hybrid import HybridModel
+from workbench.model.hybrid import HybridModel, Rows
 from workbench.model.transfer import HostCopies, Landing, upload
 
 KEPT = ("ids", "logits", "probs", "tail", "logsumexp", "logsumexp_t")
@@ -70,6 +70,30 @@ def reserve(planes: Sequence[object], rows: int) -> None:
             plane.reserve(rows)
 
 
+def group_rows(
+    model: HybridModel, tapes: Sequence[Tape], fed: Sequence[int], *, chunk: int, taps: Sequence[int] = ()
+) -> Iterator[tuple[int, list[int], Rows]]:
+    """Forwards of documents that run together, chunk by chunk, without logits; no result is waited for.
+
+    Args:
+        model: The target.
+        tapes: The documents, their ids of the vocabulary.
+        fed: Leading tokens of each to run.
+        chunk: Tokens per forward and document.
+        taps: Layers whose output rows are wanted.
+
+    Yields:
+        Position before the chunk, rows of each document in it, and what the forward gave, [B, the most of them].
+    """
+    cache = model.new_cache(batch=len(tapes), capacity=max(fed))
+    reserve(cache.planes, max(fed))
+    tokens_BS = upload(padded_tokens(tapes, fed), model.device)
+    for start in range(0, max(fed), chunk):
+        counts = chunk_counts(fed, start, chunk)
+        tokens_BT = tokens_BS[:, start : start + max(counts)]
+        yield start, counts, model.forward(tokens_BT, cache, counts=counts, logits="none", taps=taps, checked=True)
+
+
 @torch.inference_mode()
 def run_group(
     model: HybridModel,
@@ -95,14 +119,8 @@ def run_group(
         Chunks that hold a row which some record needs.
     """
     fed = [window.end for window in windows]
-    cache = model.new_cache(batch=len(tapes), capacity=max(fed))
-    reserve(cache.planes, max(fed))
-    tokens_BS = upload(padded_tokens(tapes, fed), model.device)
-    for start in range(0, max(fed), options.chunk):
-        counts = chunk_counts(fed, start, options.chunk)
-        t = max(counts)
-        rows = model.forward(tokens_BS[:, start : start + t], cache, counts=counts, logits="none", checked=True)
-        ends = [start + n for n in counts]
+    for start, counts, rows in group_rows(model, tapes, fed, chunk=options.chunk):
+        t, ends = max(counts), [start + n for n in counts]
         scored = [w.scored_in(start, end) for w, end in zip(windows, ends, strict=True)]
         carriers = [w.carriers_in(start, end) for w, end in zip(windows, ends, strict=True)]
         scored_R, carriers_C = (flat_places([at - start for at in places], t) for places in (scored, carriers))

@@ -18,8 +18,7 @@ from torch import Tensor
 from workbench.core.errors import UserError
 from workbench.core.schemas import tap_column
 from workbench.core.tape import Tape
-from workbench.datasets.groups import chunk_counts
-from workbench.datasets.passes import KEPT, check_whole, flat_places, padded_tokens, reserve, scored_columns
+from workbench.datasets.passes import KEPT, check_whole, flat_places, group_rows, scored_columns
 from workbench.datasets.rows import stored_columns
 from workbench.datasets.sequence_options import SequenceOptions
 from workbench.datasets.topk import check_mass, check_rows
@@ -68,17 +67,9 @@ def run_documents(
     Yields:
         Every chunk.
     """
-    fed = [len(tape) for tape in tapes]
-    cache = model.new_cache(batch=len(tapes), capacity=max(fed))
-    reserve(cache.planes, max(fed))
-    tokens_BS = upload(padded_tokens(tapes, fed), model.device)
-    for start in range(0, max(fed), options.chunk):
-        counts = chunk_counts(fed, start, options.chunk)
-        t = max(counts)
-        rows = model.forward(
-            tokens_BS[:, start : start + t], cache, counts=counts, logits="none", taps=options.taps, checked=True
-        )
-        places_R = upload(flat_places([np.arange(n) for n in counts], t), model.device)
+    sizes = [len(tape) for tape in tapes]
+    for start, counts, rows in group_rows(model, tapes, sizes, chunk=options.chunk, taps=options.taps):
+        places_R = upload(flat_places([np.arange(n) for n in counts], max(counts)), model.device)
         wanted = {"hidden": rows.trunk_BTH} | {tap_column(layer): rows.taps[layer] for layer in options.taps}
         columns = dict[str, Tensor]()
         for name, x_BTH in wanted.items():

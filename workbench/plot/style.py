@@ -143,7 +143,7 @@ def spread(values: Sequence[float], sizes: Sequence[float], *, low: float, high:
 
 
 def end_labels(ax: Axes, labels: Sequence[tuple[float, float, str, str]], *, offset: float = 8.0) -> None:
-    """Name lines at their right end, outside the axes, without overlaps.
+    """Name lines at their right end, outside the axes, without overlaps, whatever the scale of y.
 
     Args:
         ax: The axes; their limits must be final.
@@ -153,8 +153,8 @@ def end_labels(ax: Axes, labels: Sequence[tuple[float, float, str, str]], *, off
     if not labels:
         return
     width, height = size(ax)
-    low, high = ax.get_ylim()
-    places = [(y - low) / (high - low) for _, y, _, _ in labels]
+    low, high, *ys = ax.yaxis.get_transform().transform([*ax.get_ylim(), *(y for _, y, _, _ in labels)])
+    places = [(y - low) / (high - low) for y in ys]
     tall = [1.3 * BODY / height] * len(labels)
     for place, (x, y, text, ink) in zip(spread(places, tall, low=0.0, high=1.0), labels):
         ax.annotate(

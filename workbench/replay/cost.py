@@ -230,7 +230,7 @@ class CostModel:
         statistic: str = "mean",
         name: str | None = None,
     ) -> CostModel:
-        """Fit to rows of ``workbench bench phases``; see ``workbench.replay.fit.fit``."""
+        """Fit to rows of ``workbench bench phases``, no time below zero; see ``workbench.replay.fit.fit``."""
         from workbench.replay.fit import fit
 
         return fit(rows, mode=mode, strategy=strategy, threads=threads, run=run, statistic=statistic, name=name)

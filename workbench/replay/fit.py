@@ -13,12 +13,14 @@ import numpy as np
 from workbench.core.errors import UserError, check_choice
 from workbench.replay.cost import CostModel
 from workbench.replay.curves import Curve, RoundCost
+from workbench.replay.nonnegative import nonnegative
 
 if TYPE_CHECKING:
     import polars as pl
 
 STATISTICS = {"mean": "mean", "median": "value"}
 LEVEL = ("accept", "commit whole", "other")  # touch no row of the text, so their cost does not grow with it
+GROWING = "draft first"  # what it takes for more rows than one is a cost of its own, so it must not fall with them
 NEEDED = ("phase", "rows", "context", "width", "strategy", "mode", "value", "mean", "n")
 
 Row = Mapping[str, Any]
@@ -37,9 +39,11 @@ def fit(
     """Fit a cost model to measured phases.
 
     A line over the context goes through the entries of every phase and number of rows by least squares, weighted by
-    their repeats; one that would fall with the context is made flat, and acceptance, whole commits and the rest of a
-    round are flat by nature. Numbers of rows keep an entry each. At widths above 1 what the host does per round is
-    taken once per sequence.
+    their repeats, none of whose bases and slopes is negative: no time the model gives is below zero, whatever one noisy
+    turn says. A line that would fall with the context is flat, one that would begin below zero begins at zero, and a
+    drafter's first step of more rows costs no less than one of fewer. Acceptance, whole commits and the rest of a round
+    are flat by nature. Numbers of rows keep an entry each. At widths above 1 what the host does per round is taken once
+    per sequence.
 
     Args:
         rows: Rows of ``workbench bench phases``: as returned, as a frame, or their file.
@@ -111,19 +115,25 @@ def _rows(rows: Any) -> list[Row]:
 
 def _lines(rows: Sequence[Row], column: str) -> dict[tuple[int, str, int | None], tuple[float, float]]:
     """Base and slope in seconds, by (width, phase, number of rows)."""
-    points: dict[tuple[int, str, int | None], list[tuple[float, float, float]]] = defaultdict(list)
+    points: dict[tuple[int, str], dict[int | None, list[tuple[float, float, float]]]]
+    points = defaultdict(lambda: defaultdict(list))
     for row in rows:
         count = None if row["rows"] is None else int(row["rows"])
-        points[int(row["width"]), row["phase"], count].append((row["context"], row[column] / 1e3, row["n"]))
-    out = {}
-    for key, values in points.items():
-        context_N, seconds_N, weight_N = np.array(values, dtype=np.float64).T
-        out[key] = line(context_N * (key[1] not in LEVEL), seconds_N, weight_N)
+        points[int(row["width"]), row["phase"]][count].append((row["context"], row[column] / 1e3, row["n"]))
+    out: dict[tuple[int, str, int | None], tuple[float, float]] = {}
+    for (width, phase), found in points.items():
+        parts: dict[int | None, list[np.ndarray]] = {}
+        for count, values in found.items():
+            context_N, seconds_N, weight_N = np.array(values, dtype=np.float64).T
+            parts[count] = [context_N * (phase not in LEVEL), seconds_N, weight_N]
+        counted = {count: part for count, part in parts.items() if count is not None}
+        fitted: dict[int, tuple[float, float]] = rising_lines(counted) if counted and phase == GROWING else {}
+        out.update({(width, phase, n): fitted[n] if n in fitted else line(*part) for n, part in parts.items()})
     return out
 
 
 def line(context_N: np.ndarray, seconds_N: np.ndarray, weight_N: np.ndarray) -> tuple[float, float]:
-    """The least-squares line through points; flat where it would fall, and through points of one context.
+    """The least-squares line through points that neither falls nor begins below zero; flat through one context.
 
     Args:
         context_N: Where.
@@ -133,11 +143,31 @@ def line(context_N: np.ndarray, seconds_N: np.ndarray, weight_N: np.ndarray) -> 
     Returns:
         Base and slope.
     """
-    share = weight_N / weight_N.sum()
-    middle, mean = share @ context_N, share @ seconds_N
-    spread = share @ (context_N - middle) ** 2
-    slope = max(0.0, float(share @ ((context_N - middle) * (seconds_N - mean)) / spread)) if spread > 0 else 0.0
-    return float(mean - slope * middle), slope
+    return rising_lines({1: (context_N, seconds_N, weight_N)})[1]
+
+
+def rising_lines(points: Mapping[int, Sequence[np.ndarray]]) -> dict[int, tuple[float, float]]:
+    """Least-squares lines for several numbers of rows, none below zero, falling, or below that of fewer rows.
+
+    Base and slope are sums of steps from one number of rows to the next, and no step is negative.
+
+    Args:
+        points: Number of rows to what ``line`` takes.
+
+    Returns:
+        Number of rows to base and slope; all are flat where one of them has points at one context only.
+    """
+    counts = sorted(points)
+    tilted = all(np.ptp(points[count][0]) > 0 for count in counts)
+    design, wanted = [], []
+    for i, count in enumerate(counts):
+        context_N, seconds_N, weight_N = points[count]
+        root_N = np.sqrt(weight_N)
+        own_N2 = np.stack([root_N, root_N * context_N * tilted], 1)
+        design.append(np.concatenate([own_N2] * (i + 1) + [0 * own_N2] * (len(counts) - 1 - i), 1))
+        wanted.append(root_N * seconds_N)
+    steps_R2 = nonnegative(np.concatenate(design), np.concatenate(wanted)).reshape(-1, 2)
+    return {count: (float(base), float(slope)) for count, (base, slope) in zip(counts, steps_R2.cumsum(0), strict=True)}
 
 
 def _width(lines: Mapping[tuple[int, str, int | None], tuple[float, float]], width: int) -> RoundCost:

@@ -17,6 +17,7 @@ from workbench.core.bootstrap import DRAWS, LEVEL, Interval, bootstrap_by, boots
 from workbench.core.errors import UserError, check_int
 from workbench.replay.cost import CostModel
 from workbench.replay.curves import PHASES, RoundCost, between
+from workbench.spec.policies.naming import label_of
 
 if TYPE_CHECKING:
     from workbench.replay.counts import WalkCounts
@@ -162,11 +163,6 @@ def predict(
         extrapolated=parts.extrapolated,
         parts=parts,
     )
-
-
-def label_of(policy: Any) -> str:
-    """A policy's label, or what it prints as."""
-    return str(getattr(policy, "label", policy))
 
 
 def document_seconds(counts: WalkCounts, cost: CostModel, *, width: int = 1) -> DocumentSeconds:

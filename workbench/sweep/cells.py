@@ -17,7 +17,7 @@ from workbench.core.metrics import SlotCounts
 from workbench.replay.predict import document_seconds
 from workbench.replay.rows import Documents
 from workbench.spec.policies import Policy
-from workbench.sweep.grid import canonical, family_of, label_of, spec_of
+from workbench.spec.policies.naming import canonical, family_of, label_of, spec_of
 
 if TYPE_CHECKING:
     from workbench.replay.cost import CostModel

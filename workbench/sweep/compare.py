@@ -10,9 +10,10 @@ import numpy as np
 from workbench.core.bootstrap import LEVEL, bootstrap_difference
 from workbench.core.errors import UserError, check_choice
 from workbench.core.progress import progress
+from workbench.spec.policies.naming import canonical
 from workbench.sweep.cells import RATIOS, Cell, Walked, cell_of
 from workbench.sweep.frame import groups_of, stacked
-from workbench.sweep.grid import canonical, grid
+from workbench.sweep.grid import grid
 from workbench.sweep.plan import bootstrap_of, longest_draft, named_tables, planned, setting_of, walk_all, walked_of
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ import numpy as np
 
 from workbench.core.bootstrap import Interval, bootstrap_by
 from workbench.core.metrics import ratio
+from workbench.spec.policies.naming import canonical
 from workbench.sweep.cells import ALL, COUNTS, RATIOS, Cell, Walked
-from workbench.sweep.grid import PARAMETERS, canonical
+from workbench.sweep.grid import PARAMETERS
 
 if TYPE_CHECKING:
     import polars as pl

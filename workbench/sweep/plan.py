@@ -15,8 +15,8 @@ from workbench.replay.table import DraftTable
 from workbench.replay.tracks import policy_for
 from workbench.replay.walk import check_timed, chosen_estimator
 from workbench.spec.policies import Policy
+from workbench.spec.policies.naming import label_of, spec_of
 from workbench.sweep.cells import Walked, cell_key
-from workbench.sweep.grid import label_of, spec_of
 from workbench.sweep.held import Bootstrap
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ def cluster(engine: EngineOptions, *, gpus: float, threads: int, shards: int, nb
 
 @contextmanager
 def _own(cpus: int, store_bytes: int) -> Iterator[None]:
-    """A cluster on this machine, whose files go away with it."""
+    """A cluster on this machine, whose files go away with it, but for the token that Ray keeps in the home."""
     import ray
 
     with tempfile.TemporaryDirectory(prefix="wb-ray-", ignore_cleanup_errors=True) as folder:

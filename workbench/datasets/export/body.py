@@ -21,6 +21,7 @@ from workbench.core.errors import CapabilityError, CheckpointError, UserError
 from workbench.core.manifest import FILE as MANIFEST
 from workbench.core.manifest import sha256_file
 from workbench.core.progress import progress
+from workbench.core.staging import directory_bytes, staged
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportReport
 from workbench.datasets.export.rule import excerpts
@@ -38,7 +39,6 @@ from workbench.datasets.export.samples import (
     sample_problems,
 )
 from workbench.datasets.export.source import SequenceRow, SequenceSource
-from workbench.datasets.export.staging import directory_bytes, staged
 
 PROBED = 16  # documents whose excerpts hold logits: a wrong rule is wrong for all
 READING = (KeyError, ValueError, TypeError, IndexError, RuntimeError, OSError, EOFError)
@@ -114,8 +114,7 @@ class SampleExporter(Exporter):
     def run(self, data_dir: str | Path, out: str | Path, parts: ModelParts, **options: Any) -> ExportReport:
         """Write an export; see ``Exporter.run``."""
         chosen = self.options(**options)
-        source = SequenceSource(data_dir)
-        source.check_parts(parts)
+        source = SequenceSource.of(data_dir, parts)
         layers = source.chosen(chosen.layers)
         self.check_layers(layers)
         if source.num_layers - 1 in layers:

@@ -25,6 +25,7 @@ from torch import Tensor
 from workbench.core.errors import UserError
 from workbench.core.manifest import Manifest, write_atomic, write_json
 from workbench.core.progress import progress
+from workbench.core.staging import staged
 from workbench.datasets.bfloat import from_bfloat16_bits, to_bfloat16_bits
 from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
@@ -38,7 +39,6 @@ from workbench.datasets.export.sidecar import (
     mask_digest,
     seal,
 )
-from workbench.datasets.export.staging import staged
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -23,12 +23,12 @@ from torch import Tensor
 from workbench.core.errors import CapabilityError, UserError, check_int
 from workbench.core.manifest import write_json
 from workbench.core.progress import progress
+from workbench.core.staging import staged
 from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportOptions, ExportReport, register
-from workbench.datasets.export.sidecar import Ledger, Sealed, digest, id_digest, mask_digest, seal
+from workbench.datasets.export.sidecar import Ledger, Sealed, row_columns, row_hashes, seal, sealed_report
 from workbench.datasets.export.source import SequenceSource
-from workbench.datasets.export.staging import staged
 
 VERSION = 2
 RECORD = struct.Struct("<QIIQQQQQ")  # sample, shard, tokens, offsets of the five tensors in the order of FIELDS
@@ -76,16 +76,14 @@ class DeepSpec(Exporter):
     def run(self, data_dir: str | Path, out: str | Path, parts: ModelParts, **options: Any) -> ExportReport:
         """Write a target cache; see ``Exporter.run``."""
         chosen = DeepSpecOptions(**options)
-        source = SequenceSource(data_dir)
-        source.check_parts(parts)
+        source = SequenceSource.of(data_dir, parts)
         layers = source.chosen(chosen.layers)
         _check_layers(layers, source)
-        columns = ("ids", "mask", "last", *(f"layer_{i}" for i in layers))
         lengths: list[int] = []
         supervised: list[int] = []
         with staged(out) as directory:
             with (
-                Ledger(directory, columns) as ledger,
+                Ledger(directory, row_columns(layers)) as ledger,
                 _Writer(directory, chosen.shard_bytes) as writer,
                 progress(len(source), desc="export", unit="doc") as bar,
             ):
@@ -93,8 +91,7 @@ class DeepSpec(Exporter):
                     last_SH = parts.normed(row.last_SH).to(torch.bfloat16)
                     taps = {i: row.taps[i].to(torch.bfloat16) for i in layers}
                     writer.add(row.tokens_S, row.mask_S, torch.cat(list(taps.values()), -1), last_SH)
-                    held = {"ids": id_digest(row.tokens_S), "mask": mask_digest(row.mask_S), "last": digest(last_SH)}
-                    ledger.add(row.doc_id, len(row.tokens_S), held | {f"layer_{i}": digest(x) for i, x in taps.items()})
+                    ledger.add(row.doc_id, len(row.tokens_S), row_hashes(row.tokens_S, row.mask_S, last_SH, taps))
                     lengths.append(len(row.tokens_S))
                     supervised.append(int(row.mask_S.sum()))
                     bar.update(1)
@@ -112,17 +109,8 @@ class DeepSpec(Exporter):
             parts.save(directory)
             size = seal(directory, self.name, source.manifest, {"norm": "post", "layers": list(layers)})
         note = f"train with target_model_name_or_path={manifest['target_model_name_or_path']!r}: it is compared"
-        return ExportReport(
-            format=self.name,
-            out=str(out),
-            documents=len(lengths),
-            tokens=sum(lengths),
-            bytes=size,
-            parts_bytes=(Path(out) / PARTS).stat().st_size,
-            layers=layers,
-            layer_ids=layers,
-            norm="post",
-            notes=[note],
+        return sealed_report(
+            self.name, out, ledger, size=size, parts=(PARTS,), layers=layers, norm="post", notes=[note]
         )
 
     def validate(self, out: str | Path) -> list[str]:
@@ -269,7 +257,6 @@ def _check_sample(sealed: Sealed, number: int, held: dict[str, np.ndarray], laye
     sealed.check_rows(number, "target_hidden_states", taps_SLH)
     if sealed.check_rows(number, "target_last_hidden_states", last_SH):
         sealed.check_post_norm(number, last_SH)
-    found = {"ids": id_digest(ids_S), "mask": mask_digest(mask_S), "last": digest(last_SH)}
     width = last_SH.shape[1]
-    found |= {f"layer_{i}": digest(taps_SLH[:, j * width : (j + 1) * width]) for j, i in enumerate(layers)}
-    sealed.compare(number, found)
+    taps = {layer: taps_SLH[:, j * width : (j + 1) * width] for j, layer in enumerate(layers)}
+    sealed.compare(number, row_hashes(ids_S, mask_S, last_SH, taps))

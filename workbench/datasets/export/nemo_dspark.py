@@ -17,13 +17,13 @@ from torch import Tensor
 
 from workbench.core.errors import CapabilityError
 from workbench.core.manifest import write_json
+from workbench.core.staging import staged
 from workbench.datasets.export import nemo
 from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportReport, register
-from workbench.datasets.export.sidecar import Ledger, Sealed, digest, id_digest, mask_digest, seal
+from workbench.datasets.export.sidecar import Ledger, Sealed, row_columns, row_hashes, seal, sealed_report
 from workbench.datasets.export.source import SequenceRow, SequenceSource
-from workbench.datasets.export.staging import staged
 
 FORMAT_VERSION = 1
 WEIGHTS = "target_weights.safetensors"
@@ -39,8 +39,7 @@ class NemoDSpark(Exporter):
     def run(self, data_dir: str | Path, out: str | Path, parts: ModelParts, **options: Any) -> ExportReport:
         """Write a DSpark cache; see ``Exporter.run``."""
         chosen = nemo.NemoOptions(**options)
-        source = SequenceSource(data_dir)
-        source.check_parts(parts)
+        source = SequenceSource.of(data_dir, parts)
         final = source.num_layers - 1
         stored = None if chosen.layers is None else [i for i in chosen.layers if i != final or i in source.layers]
         tapped = source.chosen(stored)
@@ -50,15 +49,14 @@ class NemoDSpark(Exporter):
                 f"{source.path} holds no tapped layers and this format needs one: extract again with layers tapped, or "
                 f"give layers=[{final}] for the last one, which every store holds"
             )
-        length, columns = nemo.padded_length(source, chosen.seq_length), ("ids", "mask", "last")
+        length = nemo.padded_length(source, chosen.seq_length)
         with staged(out) as directory:
-            with Ledger(directory, (*columns, *(f"layer_{i}" for i in layers))) as ledger:
+            with Ledger(directory, row_columns(layers)) as ledger:
 
                 def sample(_: int, row: SequenceRow) -> dict[str, Tensor]:
                     last_SH = parts.normed(row.last_SH).to(chosen.dtype)
                     taps = {i: last_SH if i == final else row.taps[i].to(chosen.dtype) for i in layers}
-                    held = {"ids": id_digest(row.tokens_S), "mask": mask_digest(row.mask_S), "last": digest(last_SH)}
-                    ledger.add(row.doc_id, len(row.tokens_S), held | {f"layer_{i}": digest(x) for i, x in taps.items()})
+                    ledger.add(row.doc_id, len(row.tokens_S), row_hashes(row.tokens_S, row.mask_S, last_SH, taps))
                     return {
                         "input_ids": row.tokens_S,
                         "attention_mask": torch.ones_like(row.tokens_S),
@@ -86,17 +84,9 @@ class NemoDSpark(Exporter):
             parts.save(directory)
             size = seal(directory, self.name, source.manifest, {"norm": "post", "layers": list(layers)})
         note = f"layer {final} is exported after the final norm, as the trainer reads it; SGLang cannot serve its rows"
-        return ExportReport(
-            format=self.name,
-            out=str(out),
-            documents=ledger.records,
-            tokens=ledger.tokens,
-            bytes=size,
-            parts_bytes=sum((Path(out) / name).stat().st_size for name in (PARTS, WEIGHTS)),
-            layers=layers,
-            layer_ids=layers,
-            norm="post",
-            notes=[note] if final in layers else [],
+        notes = [note] if final in layers else []
+        return sealed_report(
+            self.name, out, ledger, size=size, parts=(PARTS, WEIGHTS), layers=layers, norm="post", notes=notes
         )
 
     def validate(self, out: str | Path) -> list[str]:
@@ -126,9 +116,8 @@ class NemoDSpark(Exporter):
             sealed.check_rows(number, "target_hidden_states", held["target_hidden_states"])
             if sealed.check_rows(number, "target_last_hidden_states", last_SH):
                 sealed.check_post_norm(number, last_SH)
-            found = {"ids": id_digest(ids_S), "mask": mask_digest(held["loss_mask"]), "last": digest(last_SH)}
-            taps = held["target_hidden_states"].split(hidden, -1)
-            sealed.compare(number, found | {f"layer_{i}": digest(x) for i, x in zip(layers, taps, strict=True)})
+            taps = dict(zip(layers, held["target_hidden_states"].split(hidden, -1), strict=True))
+            sealed.compare(number, row_hashes(ids_S, held["loss_mask"], last_SH, taps))
         sealed.problems += _weight_problems(sealed)
         return sealed.problems
 

@@ -21,14 +21,22 @@ from torch import Tensor
 
 from workbench.core.errors import CapabilityError, UserError, check_int
 from workbench.core.manifest import write_json
+from workbench.core.staging import staged
 from workbench.datasets.export import nemo
 from workbench.datasets.export.draft_law import full_law, kept_law
 from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportReport, register
-from workbench.datasets.export.sidecar import Ledger, Sealed, digest, id_digest, mask_digest, seal
+from workbench.datasets.export.sidecar import (
+    Ledger,
+    Sealed,
+    digest,
+    id_digest,
+    mask_digest,
+    seal,
+    sealed_report,
+)
 from workbench.datasets.export.source import SequenceRow, SequenceSource
-from workbench.datasets.export.staging import staged
 
 FORMAT_VERSION = 2
 EMBEDDINGS = "target_embeddings.safetensors"
@@ -74,8 +82,7 @@ class NemoEagle3(Exporter):
     def run(self, data_dir: str | Path, out: str | Path, parts: ModelParts, **options: Any) -> ExportReport:
         """Write an EAGLE-3 cache; see ``Exporter.run``."""
         chosen = Eagle3Options(**options)
-        source = SequenceSource(data_dir)
-        source.check_parts(parts)
+        source = SequenceSource.of(data_dir, parts)
         layers = _layers(source, chosen)
         k, draft = chosen.top_k, len(parts.kept_ids_D)
         _check_kept(source, k, draft)
@@ -130,17 +137,7 @@ class NemoEagle3(Exporter):
                 f"the kept draft ids hold {held['mean']:.4f} of the target's law on average over supervised rows and "
                 f"{held['least']:.4f} at least; the format renormalises them and drops the rest"
             )
-        return ExportReport(
-            format=self.name,
-            out=str(out),
-            documents=ledger.records,
-            tokens=ledger.tokens,
-            bytes=size,
-            parts_bytes=sum((Path(out) / name).stat().st_size for name in (PARTS, EMBEDDINGS)),
-            layers=layers,
-            layer_ids=layers,
-            notes=notes,
-        )
+        return sealed_report(self.name, out, ledger, size=size, parts=(PARTS, EMBEDDINGS), layers=layers, notes=notes)
 
     def validate(self, out: str | Path) -> list[str]:
         """Problems of an EAGLE-3 cache, a sentence each; empty when it is sound."""

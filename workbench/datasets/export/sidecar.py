@@ -24,6 +24,7 @@ from torch import Tensor
 from workbench.core.errors import CheckpointError
 from workbench.core.manifest import Manifest, sha256_file, write_json
 from workbench.datasets.export.parts import ModelParts
+from workbench.datasets.export.registry import ExportReport
 
 FACTS = "workbench.json"
 LEDGER = "workbench-records.tsv"
@@ -47,6 +48,19 @@ def id_digest(ids: Tensor | np.ndarray) -> str:
 def mask_digest(mask: Tensor | np.ndarray) -> str:
     """Hash of a mask, whatever type it is stored in; other values than 0 and 1 give another hash."""
     return digest(np.asarray(mask).astype("<i8"))
+
+
+def row_columns(layers: Sequence[int]) -> tuple[str, ...]:
+    """Names of the hashes of ``row_hashes``."""
+    return ("ids", "mask", "last", *(f"layer_{layer}" for layer in layers))
+
+
+def row_hashes(
+    ids_S: Tensor | np.ndarray, mask_S: Tensor | np.ndarray, last_SH: Tensor, taps: Mapping[int, Tensor]
+) -> dict[str, str]:
+    """Hashes of a document: its ids, its mask, its last rows, and the rows of every layer."""
+    held = {"ids": id_digest(ids_S), "mask": mask_digest(mask_S), "last": digest(last_SH)}
+    return held | {f"layer_{layer}": digest(x_SH) for layer, x_SH in taps.items()}
 
 
 class Ledger:
@@ -109,6 +123,43 @@ def seal(directory: Path, exporter: str, source: Manifest, facts: Mapping[str, A
     }
     write_json(directory / FACTS, about)
     return sum(path.stat().st_size for path in directory.iterdir())
+
+
+def sealed_report(
+    exporter: str,
+    out: str | Path,
+    ledger: Ledger,
+    *,
+    size: int,
+    parts: Sequence[str],
+    layers: Sequence[int],
+    norm: str = "",
+    notes: Sequence[str] = (),
+) -> ExportReport:
+    """What an export with a ledger wrote.
+
+    Args:
+        exporter: Name of its format, which names layers as we do.
+        out: The directory, whole.
+        ledger: Its ledger, a line per document.
+        size: Its bytes, from ``seal``.
+        parts: Files that hold parts of the model.
+        layers: Exported layers.
+        norm: Side of the final norm on which last rows lie; "" where there are none.
+        notes: What the user must know.
+    """
+    return ExportReport(
+        format=exporter,
+        out=str(out),
+        documents=ledger.records,
+        tokens=ledger.tokens,
+        bytes=size,
+        parts_bytes=sum((Path(out) / name).stat().st_size for name in parts),
+        layers=layers,
+        layer_ids=layers,
+        norm=norm,
+        notes=notes,
+    )
 
 
 @dataclass(eq=False)

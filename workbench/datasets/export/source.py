@@ -73,6 +73,13 @@ class SequenceSource:
         names = self.rows.column_names
         self.layers = tuple(sorted(int(n[len(TAP) :]) for n in names if n.startswith(TAP) and n[len(TAP) :].isdigit()))
 
+    @classmethod
+    def of(cls, path: str | Path, parts: ModelParts) -> SequenceSource:
+        """A store, and parts of the model that made it; errors are those of the class and of ``check_parts``."""
+        source = cls(path)
+        source.check_parts(parts)
+        return source
+
     def __len__(self) -> int:
         return len(self.rows)
 

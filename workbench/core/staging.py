@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,7 +10,28 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from workbench.core.errors import UserError
-from workbench.core.manifest import sync_directory
+from workbench.core.sealed import sync_directory
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)  # the disk takes no more
+
+
+def check_new(out: str | Path) -> Path:
+    """Refuse a directory that holds anything, before work is done for it.
+
+    Args:
+        out: The final name; absent, or an empty directory.
+
+    Returns:
+        The path.
+
+    Raises:
+        UserError: The name is taken.
+    """
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        what = "holds files" if out.is_dir() else "is a file"
+        raise UserError(f"out={str(out)!r} {what} already: choose another directory, or delete it")
+    return out
 
 
 @contextmanager
@@ -23,12 +45,9 @@ def staged(out: str | Path) -> Iterator[Path]:
         The directory to write into, beside the final one.
 
     Raises:
-        UserError: The name is taken, or nothing can be written there.
+        UserError: The name is taken, nothing can be written there, or the disk takes no more.
     """
-    out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        what = "holds files" if out.is_dir() else "is a file"
-        raise UserError(f"out={str(out)!r} {what} already: choose another directory, or delete it")
+    out = check_new(out)
     stage = out.with_name(f".{out.name}.partial-{os.getpid()}")
     made: list[Path] = []
     try:
@@ -47,7 +66,7 @@ def staged(out: str | Path) -> Iterator[Path]:
         for path in reversed(made):
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
-        if isinstance(error, OSError) and not isinstance(error, UserError):
+        if isinstance(error, OSError) and error.errno in DISK:
             raise UserError(
                 f"out={str(out)!r} could not be written ({error.strerror or error}), and nothing of it is kept: make "
                 "room there, or choose another directory"
