@@ -35,7 +35,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         help="demo, or a file or directory of text, .jsonl or .parquet, or a saved dataset (default: demo)",
     )
     parser.add_argument(
-        "--skip-bad", action="store_true", help="leave prompts that cannot be used out, and say how many and why"
+        "--skip-bad", action="store_true", help="leave out prompts that cannot be used or answered, and say how many and why (else the first stops the run)"
     )
     asked = add_options(
         parser, prompts, title="prompts", skip=("tokenizer", "seed", "quarantine"), kinds=template_kinds()
@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> Outcome:
     template = {name: asking[name] for name in ("chat_template", "template_options") if name in asking}
     quarantine: list[tuple[str, str]] | None = [] if args.skip_bad else None
     asked = prompts(args.prompts, tokenizer=model.tokenizer, quarantine=quarantine, **asking)
-    began = perf_counter()
-    generate_corpus(model, asked, out=args.out, **options, **template, **given(args, args.own_names))
+    began, own = perf_counter(), given(args, args.own_names)
+    generate_corpus(model, asked, out=args.out, quarantine=quarantine, **options, **template, **own)
     seconds = perf_counter() - began
     manifest, summary = Manifest.read(args.out), answers_summary(load_answers(args.out, check_hashes=False))
     data = {
@@ -105,4 +105,10 @@ def _aside(quarantine: list[tuple[str, str]] | None) -> list[str]:
     """Lines that say what was left out."""
     if not quarantine:
         return []
-    return [f"{len(quarantine)} prompts left out:", *(f"  {doc_id}: {why}" for doc_id, why in quarantine[:SHOWN])]
+    count, more = len(quarantine), len(quarantine) - SHOWN
+    named = [f"  {doc_id}: {why}" for doc_id, why in quarantine[:SHOWN]]
+    return [
+        f"{count:,} prompt{'s'[: count != 1]} left out:",
+        *named,
+        *([f"  and {more:,} more, listed by --json"] if more > 0 else []),
+    ]

@@ -62,10 +62,18 @@ class MTPProposer(Proposer):
         self.reset()
 
     def reset(self) -> None:
-        """Empty cache and queue."""
+        """A new cache, and an empty queue."""
         self.cache: HybridCache = self.model.new_draft_cache(
             capacity=self.capacity, k_format=self.k_format, v_format=self.v_format
         )
+        self._begin()
+
+    def clear(self) -> None:
+        """Empty cache and queue; the cache keeps its memory."""
+        self.cache.clear()
+        self._begin()
+
+    def _begin(self) -> None:
         self.position = 0  # tokens observed
         self.skipped = 0  # pairs left out at the start
         self.held = 0  # slots whose rows are final
