@@ -35,7 +35,9 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         help="demo, or a file or directory of text, .jsonl or .parquet, or a saved dataset (default: demo)",
     )
     parser.add_argument(
-        "--skip-bad", action="store_true", help="leave out prompts that cannot be used or answered, and say how many and why (else the first stops the run)"
+        "--skip-bad",
+        action="store_true",
+        help="leave out prompts that cannot be used or answered, and say how many and why (default: stop at the first)",
     )
     asked = add_options(
         parser, prompts, title="prompts", skip=("tokenizer", "seed", "quarantine"), kinds=template_kinds()
