@@ -38,11 +38,30 @@ def test_chats_by_another_template_and_what_is_set_aside(run, refused, tmp_path)
     assert "document 'bad': it asks nothing" in refused(*argv)
     made = run(*argv, "--skip-bad", "--json")
     assert made.data["answers"] == 1 and made.data["quarantine"][0][0] == "bad"
-    assert "1 prompts left out:" in made.err and "it asks nothing" in made.err
+    assert "1 prompt left out:" in made.err and "it asks nothing" in made.err
     from workbench import corpus, load
 
     (tape,) = corpus(tmp_path / "own")
     assert load("demo").tokenizer.decode(tape.tokens[: tape.prompt_len].tolist()) == "[Hi]So:"
+
+
+def test_prompts_that_cannot_be_answered_are_set_aside_and_counted(run, refused, tmp_path):
+    from workbench import load
+
+    limit = load("demo").config.max_position_embeddings
+    lines = tmp_path / "ids.jsonl"
+    rows = [{"id": f"long{i}", "tokens": [65] * (limit + i)} for i in range(4)]
+    rows += [{"id": "good", "tokens": [65, 66, 67]}, {"id": "none", "tokens": []}]
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    argv = ("generate-corpus", "--prompts", lines, "--out", tmp_path / "own", "--max-new-tokens", "4")
+    assert "document 'none': tokens must be a list of token ids" in refused(*argv)
+    assert "are in quarantine" in refused(*argv, "--skip-bad", "--max-prompt", "2")
+    made = run(*argv, "--skip-bad", "--json")
+    assert made.data["answers"] == 1 and len(made.data["quarantine"]) == 5
+    assert dict(made.data["quarantine"]).keys() == {"none", "long0", "long1", "long2", "long3"}
+    assert "5 prompts left out:" in made.err and "and 2 more, listed by --json" in made.err
+    again = run(*argv, "--skip-bad", "--json")
+    assert again.data["quarantine"] == made.data["quarantine"]
 
 
 REFUSED = [

@@ -21,7 +21,7 @@ from workbench.core.manifest import Manifest
 from workbench.datasets.shards import load_shards
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = {"plain": "plain", "extract": "anchors"}
+KINDS = {"plain": "plain", "extract": "anchors", "answers": "corpus"}
 
 
 class Server:
@@ -123,23 +123,28 @@ def test_mistakes_are_found(server, tmp_path):
     assert states == ["manifest.json differs"]
 
 
-def kills(server: Server, tmp_path: Path, count: int, seed: int) -> None:
-    whole, _, seconds = whole_run(server, "extract", tmp_path)
+def kills(server: Server, tmp_path: Path, count: int, seed: int, engine: str = "extract") -> None:
+    whole, _, seconds = whole_run(server, engine, tmp_path)
+    shards = len([name for name in whole if name.endswith(".arrow")])
     draw, left = random.Random(seed), []
     for i in range(count):
         out = tmp_path / f"killed-{i}"
-        pid = server.start(engine="extract", out=str(out))
+        pid = server.start(engine=engine, out=str(out))
         time.sleep(draw.uniform(0, seconds))
         with suppress(ProcessLookupError):  # it was faster
             os.kill(pid, signal.SIGKILL)
         server.end()
         left.append(len(marks(out)) if out.exists() else 0)
-        assert faults(server, "extract", out, whole) == [], f"kill {i} of seed {seed}"
-    assert any(0 < n < 12 for n in left), left
+        assert faults(server, engine, out, whole) == [], f"kill {i} of seed {seed}"
+    assert any(0 < n < shards for n in left), left
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(server, tmp_path):
     kills(server, tmp_path, 8, seed=0)
+
+
+def test_sampled_answers_that_were_killed_end_with_the_same_bytes(server, tmp_path):
+    kills(server, tmp_path, 4, seed=2, engine="answers")
 
 
 @pytest.mark.full
