@@ -300,7 +300,7 @@ def nucleus_laws(device: str, vocab: int) -> list[str]:
 
 
 def margin_laws(device: str, vocab: int, rows: int = 4) -> list[str]:
-    """A token does not depend on how many ids are judged in float64, nor on where its key lies; and it does on the key."""
+    """A token does not depend on how many ids are judged in float64, nor on where its key lies; it does on the key."""
     from workbench_kernels.shape_draw import kernel, shape_draw
 
     x = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(4)).to(device)

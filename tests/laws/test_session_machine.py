@@ -2,10 +2,10 @@
 
 Steps: bursts under any draft length and either shaping, suffixes with and without a stable position, rewinds to the
 last turn and to any place, growth, captures and restores (from the entry, from a store in memory, from disk), forks,
-cancellations, errors between verify and commit, demotion and promotion, resets; the cache's formats, window and strategy are
-drawn at the start. After every step each new token is held against the target's own row, and every plane against those
-of forwards of the test's own, one token each; at the end of each example against a session given the text in one
-prompt.
+cancellations, errors between verify and commit, demotion and promotion, resets; the cache's formats, window and
+strategy are drawn at the start. After every step each new token is held against the target's own row, and every plane
+against those of forwards of the test's own, one token each; at the end of each example against a session given the text
+in one prompt.
 """
 
 from __future__ import annotations

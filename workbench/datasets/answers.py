@@ -2,8 +2,8 @@
 
 Every answer draws from a random stream of its own, which is a hash of its prompt's id, so that no answer depends on
 which prompts come before it or on where a run was interrupted. One session answers them all, emptied between them, so
-that its memory and, on a GPU, its captured rounds are used again. Ids are stored as they were generated and are never made
-from text again. What ends an answer is told apart: the template's end of a turn, the checkpoint's end of a text.
+that its memory and, on a GPU, its captured rounds are used again. Ids are stored as they were generated and are never
+made from text again. What ends an answer is told apart: the template's end of a turn, the checkpoint's end of a text.
 """
 
 from __future__ import annotations

@@ -13,7 +13,13 @@ KEY = (0x9C2F11AB, 0x0000F00D)
 
 
 def _rows(
-    make: Maker, r: int, v: int, scale: float = 3.0, ties: bool = False, bad: bool = False, crowded: bool = False,
+    make: Maker,
+    r: int,
+    v: int,
+    scale: float = 3.0,
+    ties: bool = False,
+    bad: bool = False,
+    crowded: bool = False,
     keyed: bool = False,
 ) -> dict[str, Any]:
     x = make.normal(r, v, scale=scale)
