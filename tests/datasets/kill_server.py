@@ -139,7 +139,7 @@ def main() -> None:
     model, random = conftest.build_tiny(), np.random.default_rng(3)
     tapes = Corpus([Tape(f"d{i}", random.integers(0, 83, 30 + i), split="s") for i in range(24)], name="c")
     options: dict[str, Any] = dict(gamma=3, top_k=8, chunk=16, shard_rows=8)
-    asked = Corpus([Tape(f"p{i}", random.integers(1, 83, 3 + i % 7), 3 + i % 7) for i in range(16)], name="p")
+    asked = Corpus([Tape(f"p{i}", random.integers(1, 83, 3 + i % 7), 3 + i % 7) for i in range(8)], name="p")
     drawn: dict[str, Any] = dict(max_new_tokens=9, temperature=0.9, seed=3, shard_rows=2)
     engines = {
         "plain": plain,

@@ -372,10 +372,12 @@ class SessionMachine(RuleBasedStateMachine):
         self.session.promote() if drafts else self.session.demote()
         self.absorb(0)
 
+    @precondition(lambda self: self.room() < 6)  # often, and few texts would grow long
     @rule(ids=IDS)
     def reset(self, ids: list[int]) -> None:
         self.session.reset()
         assert self.session.tokens == [] and self.session.telemetry.rounds == 0
+        self.done["reset"] += 1
         self.text, self.places, self.reach = ids[: self.session.capacity - 1], [], 0
         self.session.feed(self.text)
         self.turn = self.absorb(1)
