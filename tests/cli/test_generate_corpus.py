@@ -73,6 +73,7 @@ REFUSED = [
     (("--template-options", "[1]"), "write a JSON object"),
     (("--chat", "--chat-template", "none.jinja"), "--chat-template none.jinja is not valid: there is no such file"),
     (("--graphs",), "run on a CUDA GPU"),
+    (("--logprobs",), "--logprobs"),
 ]
 
 
@@ -80,6 +81,15 @@ REFUSED = [
 def test_it_refuses_in_a_sentence_and_leaves_nothing(refused, tmp_path, argv, says):
     assert says in refused("generate-corpus", "--limit", "1", "--out", tmp_path / "out", *argv)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_help_names_every_default(run):
+    helped = run("generate-corpus", "--help")
+    told = " ".join(helped.out.split())
+    assert helped.code == 0 and "(default: ())" not in told
+    assert "Strings that end the text; it is cut before them. (default: none)" in told
+    assert "unless an option needs the host in every round" in told and "default: stop at the first" in told
+    assert "--seed" in told and "--sequence" not in told and "--logprobs" not in told
 
 
 def test_extract_takes_a_template(run, refused, tmp_path):

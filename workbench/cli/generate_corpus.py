@@ -14,6 +14,7 @@ from workbench.core.manifest import Manifest
 
 GO_ON = "whole shards are kept: run the same command again to go on from there"
 SHOWN = 3  # reasons of prompts set aside that are named
+UNKEPT = ("logprobs", "anatomy")  # options whose outcome no shard holds
 
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
@@ -48,8 +49,12 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         title="decoding",
         choices=decoding_choices(),
         kinds=decoding_kinds(),
-        skip=("seed", "sequence"),
-        defaults={"graphs": "yes on a GPU", "stream_rounds": "8 on a GPU, else 1", "k": "3, or 0 without an MTP head"},
+        skip=("seed", "sequence", *UNKEPT),
+        defaults={
+            "graphs": "yes on a GPU, unless --stream-rounds is given or an option needs the host in every round",
+            "stream_rounds": "8 on a GPU where --graphs is not given either, else 1",
+            "k": "3, or 0 without an MTP head",
+        },
     )
     own = add_options(parser, generate_corpus, title="directory", only=("shard_rows", "turn_ends", "resume"))
     add_common(
