@@ -88,7 +88,7 @@ def test_the_help_names_every_default(run):
     told = " ".join(helped.out.split())
     assert helped.code == 0 and "(default: ())" not in told
     assert "Strings that end the text; it is cut before them. (default: none)" in told
-    assert "unless an option needs the host in every round" in told and "default: stop at the first" in told
+    assert "or an option needs the host in every round" in told and "default: stop at the first" in told
     assert "--seed" in told and "--sequence" not in told and "--logprobs" not in told
 
 
