@@ -38,11 +38,30 @@ def test_chats_by_another_template_and_what_is_set_aside(run, refused, tmp_path)
     assert "document 'bad': it asks nothing" in refused(*argv)
     made = run(*argv, "--skip-bad", "--json")
     assert made.data["answers"] == 1 and made.data["quarantine"][0][0] == "bad"
-    assert "1 prompts left out:" in made.err and "it asks nothing" in made.err
+    assert "1 prompt left out:" in made.err and "it asks nothing" in made.err
     from workbench import corpus, load
 
     (tape,) = corpus(tmp_path / "own")
     assert load("demo").tokenizer.decode(tape.tokens[: tape.prompt_len].tolist()) == "[Hi]So:"
+
+
+def test_prompts_that_cannot_be_answered_are_set_aside_and_counted(run, refused, tmp_path):
+    from workbench import load
+
+    limit = load("demo").config.max_position_embeddings
+    lines = tmp_path / "ids.jsonl"
+    rows = [{"id": f"long{i}", "tokens": [65] * (limit + i)} for i in range(4)]
+    rows += [{"id": "good", "tokens": [65, 66, 67]}, {"id": "none", "tokens": []}]
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    argv = ("generate-corpus", "--prompts", lines, "--out", tmp_path / "own", "--max-new-tokens", "4")
+    assert "document 'none': tokens must be a list of token ids" in refused(*argv)
+    assert "are in quarantine" in refused(*argv, "--skip-bad", "--max-prompt", "2")
+    made = run(*argv, "--skip-bad", "--json")
+    assert made.data["answers"] == 1 and len(made.data["quarantine"]) == 5
+    assert dict(made.data["quarantine"]).keys() == {"none", "long0", "long1", "long2", "long3"}
+    assert "5 prompts left out:" in made.err and "and 2 more, listed by --json" in made.err
+    again = run(*argv, "--skip-bad", "--json")
+    assert again.data["quarantine"] == made.data["quarantine"]
 
 
 REFUSED = [
@@ -54,6 +73,7 @@ REFUSED = [
     (("--template-options", "[1]"), "write a JSON object"),
     (("--chat", "--chat-template", "none.jinja"), "--chat-template none.jinja is not valid: there is no such file"),
     (("--graphs",), "run on a CUDA GPU"),
+    (("--logprobs",), "--logprobs"),
 ]
 
 
@@ -61,6 +81,15 @@ REFUSED = [
 def test_it_refuses_in_a_sentence_and_leaves_nothing(refused, tmp_path, argv, says):
     assert says in refused("generate-corpus", "--limit", "1", "--out", tmp_path / "out", *argv)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_help_names_every_default(run):
+    helped = run("generate-corpus", "--help")
+    told = " ".join(helped.out.split())
+    assert helped.code == 0 and "(default: ())" not in told
+    assert "Strings that end the text; it is cut before them. (default: none)" in told
+    assert "or an option needs the host in every round" in told and "default: stop at the first" in told
+    assert "--seed" in told and "--sequence" not in told and "--logprobs" not in told
 
 
 def test_extract_takes_a_template(run, refused, tmp_path):

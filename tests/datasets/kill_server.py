@@ -129,7 +129,7 @@ def main() -> None:
     """Serve orders until there are no more."""
     import datasets  # noqa: F401  (forked runs have it already)
 
-    from workbench.datasets import extract
+    from workbench.datasets import extract, generate_corpus
 
     spec = importlib.util.spec_from_file_location("conftest", Path(__file__).resolve().parents[1] / "conftest.py")
     assert spec is not None and spec.loader is not None
@@ -139,7 +139,13 @@ def main() -> None:
     model, random = conftest.build_tiny(), np.random.default_rng(3)
     tapes = Corpus([Tape(f"d{i}", random.integers(0, 83, 30 + i), split="s") for i in range(24)], name="c")
     options: dict[str, Any] = dict(gamma=3, top_k=8, chunk=16, shard_rows=8)
-    engines = {"plain": plain, "extract": lambda out: extract(model, tapes, out=out, **options)}
+    asked = Corpus([Tape(f"p{i}", random.integers(1, 83, 3 + i % 7), 3 + i % 7) for i in range(8)], name="p")
+    drawn: dict[str, Any] = dict(max_new_tokens=9, temperature=0.9, seed=3, shard_rows=2)
+    engines = {
+        "plain": plain,
+        "extract": lambda out: extract(model, tapes, out=out, **options),
+        "answers": lambda out: generate_corpus(model, asked, out=out, **drawn),
+    }
     for line in sys.stdin:
         pid = os.fork()
         if not pid:

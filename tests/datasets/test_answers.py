@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import workbench as wb
@@ -16,6 +18,8 @@ from workbench.datasets import answers
 from workbench.datasets.answers import answer_options, answers_summary, generate_corpus, load_answers, on_device
 from workbench.model.hybrid import HybridModel
 from workbench.spec.options import GenerateOptions
+from workbench.spec.session import Session
+from workbench_kernels.dispatch import use
 
 TEXTS = ["the end", "then", "a bell", "th", "half past ten", "so"]
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 3}
@@ -74,6 +78,45 @@ def test_own_answers_walk_as_live_runs(model: HybridModel, asked: Corpus, tmp_pa
     assert wb.compare_rounds(walked, live).is_empty(), "not one round differs"
     other = wb.live_rounds(model, made, k=1, seed=3, **shaping)
     assert not wb.compare_rounds(walked, other).is_empty(), "other rounds are told apart"
+
+
+@pytest.mark.parametrize("rounds", [{}, {"stream_rounds": 4}], ids=["host", "device"])
+@pytest.mark.parametrize("shaping", [{}, {**SAMPLED, "repetition_penalty": 1.2}], ids=["greedy", "sampled"])
+def test_one_session_answers_as_many_do(
+    tiny: Callable[..., HybridModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shaping: Any, rounds: Any
+) -> None:
+    model = tiny(exact=False, tied=False)
+    drawn = np.random.default_rng(4)
+    prompts = Corpus([Tape(f"p{n}", drawn.integers(1, 83, 2 + 5 * n % 13), 2 + 5 * n % 13) for n in range(5)])
+    made: list[Session] = []
+    begun = Session.__init__
+
+    def begin(self: Session, *args: Any, **given: Any) -> None:
+        made.append(self)
+        begun(self, *args, **given)
+
+    def answered(name: str) -> dict[str, bytes]:
+        made.clear()
+        with use("ref") if rounds else nullcontext():
+            generate_corpus(model, prompts, out=tmp_path / name, max_new_tokens=12, k=2, **rounds, **shaping)
+        return contents(tmp_path / name)
+
+    monkeypatch.setattr(Session, "__init__", begin)
+    one = answered("one")
+    assert len(made) == 1 and made[0].capacity == max(map(len, prompts)) + 12
+    with monkeypatch.context() as patch:
+        patch.setattr(answers, "generate", lambda *args, session, **given: wb.generate(*args, **given))
+        assert answered("many") == one and len(made) == 1 + len(prompts)
+    reset = Session.reset
+
+    def forgetful(self: Session, **given: Any) -> None:  # the mistake: states of the text before go on
+        kept = [(plane.conv_BWC, plane.state_BHKV) for plane in self.state.cache.recurrent]
+        reset(self, **given)
+        for plane, pair in zip(self.state.cache.recurrent, kept, strict=True):
+            plane.conv_BWC, plane.state_BHKV = pair
+
+    monkeypatch.setattr(Session, "reset", forgetful)
+    assert answered("forgetful") != one
 
 
 # ---------------------------------------------------------------- cut short and gone on with
@@ -206,6 +249,27 @@ def test_conversations_are_answered_and_trained_on(model: HybridModel, tmp_path:
     assert model.tokenizer.decode(tape.tokens[: tape.prompt_len].tolist()) == opening
     records = wb.extract(model, wb.corpus(tmp_path / "a"), out=tmp_path / "x", gamma=2, top_k=4, anchors="all")
     assert records["position"][0] == tape.prompt_len - 1 and records["slot_mask"][0] == [True, True]
+
+
+def test_prompts_that_cannot_be_answered_go_into_quarantine(model: HybridModel, asked: Corpus, tmp_path: Path) -> None:
+    limit = model.config.max_position_embeddings
+    bad = [Tape("full", [5] * limit, limit), Tape("longer", [5] * (limit + 9), limit + 9), Tape("none", [5] * 4)]
+    bad.append(Tape("strange", [model.config.vocab_size], 1))
+    mixed = Corpus([bad[0], asked[0], *bad[1:], asked[1]], tokenizer=asked.tokenizer)
+    for tape in bad:
+        with pytest.raises(UserError, match=f"document '{tape.doc_id}'"):
+            generate_corpus(model, Corpus([asked[0], tape]), out=tmp_path / "a")
+    aside: list[tuple[str, str]] = []
+    made = generate_corpus(model, mixed, out=tmp_path / "a", max_new_tokens=4, quarantine=aside)
+    assert [tape.doc_id for tape in made] == [asked[0].doc_id, asked[1].doc_id]
+    assert [doc_id for doc_id, _ in aside] == ["full", "longer", "none", "strange"]
+    assert "leaves no room" in aside[1][1] and "has no prompt" in aside[2][1] and "holds token id" in aside[3][1]
+    generate_corpus(model, Corpus(asked[:2].tapes, tokenizer=asked.tokenizer), out=tmp_path / "b", max_new_tokens=4)
+    for file in (tmp_path / "a").glob("*.arrow"):
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), "answers are those without the bad ones"
+    with pytest.raises(UserError, match="no prompt can be answered: all are in quarantine"):
+        generate_corpus(model, Corpus(bad), out=tmp_path / "c", quarantine=[])
+    assert not (tmp_path / "c").exists()
 
 
 # ---------------------------------------------------------------- options

@@ -21,7 +21,7 @@ from workbench.core.manifest import Manifest
 from workbench.datasets.shards import load_shards
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = {"plain": "plain", "extract": "anchors"}
+KINDS = {"plain": "plain", "extract": "anchors", "answers": "corpus"}
 
 
 class Server:
@@ -140,6 +140,13 @@ def kills(server: Server, tmp_path: Path, count: int, seed: int) -> None:
 
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(server, tmp_path):
     kills(server, tmp_path, 8, seed=0)
+
+
+def test_sampled_answers_that_were_killed_end_with_the_same_bytes(server, tmp_path):
+    whole, steps, _ = whole_run(server, "answers", tmp_path)
+    assert len([name for name in whole if name.endswith(".arrow")]) == 4
+    for step in (steps // 3, steps // 2, steps - 8):
+        assert killed_at(server, "answers", tmp_path, step, whole) == [], f"step {step} of {steps}"
 
 
 @pytest.mark.full

@@ -212,3 +212,27 @@ def test_a_failed_capture_is_said_once_and_tried_again(
     graphs = session.program[1].graphs
     assert graphs.replays > 0
     assert tuple(session.tokens[len(prompts[0]) :]) == plain[:120]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shaping", ["greedy", *SHAPINGS])
+def test_a_reset_session_answers_as_a_fresh_one_by_the_same_graphs(
+    demo: HybridModel, prompts: list[list[int]], shaping: str, mode: str, record: Callable[..., None]
+) -> None:
+    options = dict(k=3, max_new_tokens=90, ignore_eos=True, seed=5, **SHAPINGS.get(shaping, {}), **MODES[mode])
+    session = Session(demo, capacity=200)
+    captured: list[int] = []
+    for n, ids in enumerate(prompts[:4]):
+        made = generate(demo, ids[: 64 - 9 * n], sequence=n, session=session, **options)
+        fresh = generate(demo, ids[: 64 - 9 * n], sequence=n, **options)
+        assert made.tokens == fresh.tokens
+        assert [r.key() for r in made.records] == [r.key() for r in fresh.records]
+        assert [r.draft_top1 for r in made.records] == [r.draft_top1 for r in fresh.records]
+        assert session.program is not None
+        captured.append(len(session.program[1].graphs.kept))
+        assert made.setup.capture == 0 or not n, "the first answer captures what the others replay"
+    assert len(set(captured)) == 1 and bool(captured[0]) == (mode != "eager")
+    if "temperature" in SHAPINGS.get(shaping, {}):
+        same = generate(demo, prompts[0], sequence=7, session=session, **options).tokens
+        assert same != generate(demo, prompts[0], sequence=8, session=session, **options).tokens
+    record("reset identity, exact", shaping=shaping, mode=mode, answers=4, graphs=captured[0])

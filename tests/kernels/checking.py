@@ -305,13 +305,13 @@ def nucleus_laws(device: str, vocab: int) -> list[str]:
 
 
 def margin_laws(device: str, vocab: int, rows: int = 4) -> list[str]:
-    """A token does not depend on how many ids are judged in float64; and it does on the key."""
+    """A token does not depend on how many ids are judged in float64, nor on where its key lies; it does on the key."""
     from workbench_kernels.shape_draw import kernel, shape_draw
 
     x = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(4)).to(device)
     at = torch.arange(rows, device=device) + 7
 
-    def tokens(margin: float, key: tuple[int, int] = (11, 12)) -> Tensor:
+    def tokens(margin: float, key: tuple[int, int] | Tensor = (11, 12)) -> Tensor:
         usual, kernel.MARGIN = kernel.MARGIN, margin
         try:
             return shape_draw(x, at, at, key=key, temperature=0.9, impl="triton").tokens_R
@@ -320,7 +320,16 @@ def margin_laws(device: str, vocab: int, rows: int = 4) -> list[str]:
 
     usual = tokens(kernel.MARGIN)
     found = [] if same(tokens(2.0), usual) else ["a token changes when more ids are judged in float64"]
-    return found + (["another key gives the same tokens"] if same(tokens(kernel.MARGIN, (11, 13)), usual) else [])
+    found += ["another key gives the same tokens"] if same(tokens(kernel.MARGIN, (11, 13)), usual) else []
+    for words in ((11, 12), (0xFFFFFFFE, 0x80000001)):
+        there = torch.tensor((11, 13), device=device)
+        other = tokens(kernel.MARGIN, there)
+        there.copy_(torch.tensor(words))
+        if same(tokens(kernel.MARGIN, there), other):
+            found.append(f"a key that was replaced by {words} on the device still draws")
+        if not same(tokens(kernel.MARGIN, there), tokens(kernel.MARGIN, words)):
+            found.append(f"the key {words} draws other tokens from the device")
+    return found
 
 
 def same(a: Tensor, b: Tensor) -> bool:

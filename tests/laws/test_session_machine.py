@@ -2,10 +2,10 @@
 
 Steps: bursts under any draft length and either shaping, suffixes with and without a stable position, rewinds to the
 last turn and to any place, growth, captures and restores (from the entry, from a store in memory, from disk), forks,
-cancellations, errors between verify and commit, demotion and promotion; the cache's formats, window and strategy are
-drawn at the start. After every step each new token is held against the target's own row, and every plane against those
-of forwards of the test's own, one token each; at the end of each example against a session given the text in one
-prompt.
+cancellations, errors between verify and commit, demotion and promotion, resets; the cache's formats, window and
+strategy are drawn at the start. After every step each new token is held against the target's own row, and every plane
+against those of forwards of the test's own, one token each; at the end of each example against a session given the text
+in one prompt.
 """
 
 from __future__ import annotations
@@ -372,6 +372,16 @@ class SessionMachine(RuleBasedStateMachine):
         self.session.promote() if drafts else self.session.demote()
         self.absorb(0)
 
+    @precondition(lambda self: self.room() < 6)  # often, and few texts would grow long
+    @rule(ids=IDS)
+    def reset(self, ids: list[int]) -> None:
+        self.session.reset()
+        assert self.session.tokens == [] and self.session.telemetry.rounds == 0
+        self.done["reset"] += 1
+        self.text, self.places, self.reach = ids[: self.session.capacity - 1], [], 0
+        self.session.feed(self.text)
+        self.turn = self.absorb(1)
+
     # --- the end of an example ---
 
     def same(self) -> None:
@@ -427,11 +437,19 @@ def tail_lost(self: MTPProposer, state: Any, counts: Any, whole: Any = MTPPropos
     self.tail = torch.zeros_like(self.tail)
 
 
+def states_kept(self: HybridCache, whole: Any = HybridCache.clear) -> None:
+    kept = [(plane.conv_BWC, plane.state_BHKV) for plane in self.recurrent]
+    whole(self)
+    for plane, pair in zip(self.recurrent, kept, strict=True):
+        plane.conv_BWC, plane.state_BHKV = pair
+
+
 FAULTS: dict[str, Any] = {
     "states not restored": (HybridCache, "restore", lambda self, saved: self._cut_back(saved.lengths)),
     "a drafter shared by forks": (MTPProposer, "fork", lambda self: self),
     "a carrier not restored": (MTPProposer, "rewind", tail_kept),
     "a carrier lost by an entry": (MTPProposer, "adopt", tail_lost),
+    "states that outlive a reset": (HybridCache, "clear", states_kept),
     "lapped rows taken for whole ones": (RingPlane, "check_rewind", lambda self, b, length: None),
 }
 

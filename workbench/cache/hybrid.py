@@ -276,14 +276,18 @@ class HybridCache:
         self._cut_back([rows] * self.batch)
         self._torn = False
 
+    @torch.inference_mode()
     def clear(self) -> None:
-        """Hold nothing, as when new; no transaction may be open."""
+        """Hold nothing, as when new, in the memory that the planes have; no transaction may be open.
+
+        Nothing that was saved before can be returned to.
+        """
         assert self._open is None
-        self._cut_back([0] * self.batch)
-        self._torn = False
-        for plane in self.recurrent:
-            plane.conv_BWC, plane.state_BHKV = torch.zeros_like(plane.conv_BWC), torch.zeros_like(plane.state_BHKV)
-            plane.tape = None
+        self.lengths, self._torn = [0] * self.batch, False
+        for saved in self._saves:
+            saved.stale = True
+        for plane in self.planes:
+            plane.clear()
 
     @property
     def layout(self) -> str:

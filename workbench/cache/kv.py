@@ -64,6 +64,10 @@ class AttentionPlane(ABC):
         """Hold at least ``rows`` rows per sequence, or as many as are ever needed."""
 
     @abstractmethod
+    def clear(self) -> None:
+        """Hold nothing, as when new, in the memory that it has."""
+
+    @abstractmethod
     def fork(self) -> AttentionPlane:
         """An independent copy."""
 
@@ -154,6 +158,11 @@ class KVPlane(AttentionPlane):
         twin = copy(self)
         twin.reserve(-(-capacity // BLOCK) * BLOCK)
         return twin
+
+    def clear(self) -> None:
+        """Zeros in every row, for whatever stood there need not be finite."""
+        self.k_BNSD.zero_()
+        self.v_BNSD.zero_()
 
     @property
     def layout(self) -> str:

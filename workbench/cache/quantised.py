@@ -129,6 +129,11 @@ class PackedPlane(AttentionPlane):
         twin.reserve(-(-capacity // BLOCK) * BLOCK)
         return twin
 
+    def clear(self) -> None:
+        """Zeros in every row."""
+        for packed in self.packed_BNSP:
+            packed.zero_()
+
     def fork(self) -> PackedPlane:
         """An independent copy."""
         twin = copy(self)

@@ -133,6 +133,11 @@ class RecurrentPlane:
             at += t
         return places
 
+    def clear(self) -> None:
+        """Hold nothing, as when new; window and state are replaced, since checkpoints may refer to them."""
+        self.conv_BWC, self.state_BHKV = torch.zeros_like(self.conv_BWC), torch.zeros_like(self.state_BHKV)
+        self.tape, self.keep_columns = None, False
+
     @property
     def layout(self) -> str:
         """Shape and format of window and state, in words."""

@@ -141,6 +141,12 @@ class RingPlane(PackedPlane):
                 f"{self.widest}, or feed the text again from the start"
             )
 
+    def clear(self) -> None:
+        """Zeros in every row, none of them lapped."""
+        super().clear()
+        self.intact = [0] * len(self.intact)
+        self.release()
+
     def fork(self) -> RingPlane:
         """An independent copy, without the mark."""
         twin = super().fork()

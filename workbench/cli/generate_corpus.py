@@ -14,6 +14,7 @@ from workbench.core.manifest import Manifest
 
 GO_ON = "whole shards are kept: run the same command again to go on from there"
 SHOWN = 3  # reasons of prompts set aside that are named
+UNKEPT = ("logprobs", "anatomy")  # options whose outcome no shard holds
 
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
@@ -35,7 +36,9 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         help="demo, or a file or directory of text, .jsonl or .parquet, or a saved dataset (default: demo)",
     )
     parser.add_argument(
-        "--skip-bad", action="store_true", help="leave prompts that cannot be used out, and say how many and why"
+        "--skip-bad",
+        action="store_true",
+        help="leave out prompts that cannot be used or answered, and say how many and why (default: stop at the first)",
     )
     asked = add_options(
         parser, prompts, title="prompts", skip=("tokenizer", "seed", "quarantine"), kinds=template_kinds()
@@ -46,8 +49,12 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         title="decoding",
         choices=decoding_choices(),
         kinds=decoding_kinds(),
-        skip=("seed", "sequence"),
-        defaults={"graphs": "yes on a GPU", "stream_rounds": "8 on a GPU, else 1", "k": "3, or 0 without an MTP head"},
+        skip=("seed", "sequence", *UNKEPT),
+        defaults={
+            "graphs": "yes on a GPU, unless --stream-rounds is given or an option needs the host in every round",
+            "stream_rounds": "8 on a GPU where --graphs is not given either, else 1",
+            "k": "3, or 0 without an MTP head",
+        },
     )
     own = add_options(parser, generate_corpus, title="directory", only=("shard_rows", "turn_ends", "resume"))
     add_common(
@@ -74,8 +81,8 @@ def run(args: argparse.Namespace) -> Outcome:
     template = {name: asking[name] for name in ("chat_template", "template_options") if name in asking}
     quarantine: list[tuple[str, str]] | None = [] if args.skip_bad else None
     asked = prompts(args.prompts, tokenizer=model.tokenizer, quarantine=quarantine, **asking)
-    began = perf_counter()
-    generate_corpus(model, asked, out=args.out, **options, **template, **given(args, args.own_names))
+    began, own = perf_counter(), given(args, args.own_names)
+    generate_corpus(model, asked, out=args.out, quarantine=quarantine, **options, **template, **own)
     seconds = perf_counter() - began
     manifest, summary = Manifest.read(args.out), answers_summary(load_answers(args.out, check_hashes=False))
     data = {
@@ -105,4 +112,10 @@ def _aside(quarantine: list[tuple[str, str]] | None) -> list[str]:
     """Lines that say what was left out."""
     if not quarantine:
         return []
-    return [f"{len(quarantine)} prompts left out:", *(f"  {doc_id}: {why}" for doc_id, why in quarantine[:SHOWN])]
+    count, more = len(quarantine), len(quarantine) - SHOWN
+    named = [f"  {doc_id}: {why}" for doc_id, why in quarantine[:SHOWN]]
+    return [
+        f"{count:,} prompt{'s'[: count != 1]} left out:",
+        *named,
+        *([f"  and {more:,} more, listed by --json"] if more > 0 else []),
+    ]

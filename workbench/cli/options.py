@@ -142,8 +142,9 @@ def _help(text: str, flag: str, instead: str | None, default: Any) -> str:
     text = re.sub(r"\bFalse\b", f"--no-{flag[2:]}", re.sub(r"\bNone\b", "none", text))
     text = re.sub(r"(^|[;.,] )default [^;]*?\.?$", ".", text, flags=re.IGNORECASE).removeprefix(".").strip()
     if instead is None and default is not inspect.Parameter.empty:
-        words = {True: "yes", False: "no", None: "none", "": "none"}
-        instead = words[default] if default is None or isinstance(default, bool) or default == "" else f"{default}"
+        words = {True: "yes", False: "no", None: "none", "": "none", (): "none"}
+        named = default is None or isinstance(default, bool) or default in ("", ())
+        instead = words[default] if named else f"{default}"
     return (text + (f" (default: {instead})" if instead else "")).strip().replace("%", "%%")
 
 

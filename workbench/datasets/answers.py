@@ -1,8 +1,9 @@
 """A corpus that the target writes itself: prompts answered by speculative decoding, to Arrow shards.
 
 Every answer draws from a random stream of its own, which is a hash of its prompt's id, so that no answer depends on
-which prompts come before it or on where a run was interrupted. Ids are stored as they were generated and are never made
-from text again. What ends an answer is told apart: the template's end of a turn, the checkpoint's end of a text.
+which prompts come before it or on where a run was interrupted. One session answers them all, emptied between them, so
+that its memory and, on a GPU, its captured rounds are used again. Ids are stored as they were generated and are never
+made from text again. What ends an answer is told apart: the template's end of a turn, the checkpoint's end of a text.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from workbench.core.errors import UserError, check_flag, check_int
 from workbench.core.tape import Corpus, Tape
 from workbench.corpus.build import corpus
 from workbench.corpus.chat import end_of_turn
+from workbench.corpus.choose import Quarantine
 from workbench.corpus.ondisk import KIND
 from workbench.datasets.extract import numerical_class
 from workbench.datasets.provenance import as_corpus, check_tapes, new_manifest
@@ -32,6 +35,7 @@ from workbench.spec.generate import generate, make_options
 from workbench.spec.options import HOST_ONLY, GenerateOptions
 from workbench.spec.own import own_mark
 from workbench.spec.result import Generation
+from workbench.spec.session import Session
 
 if TYPE_CHECKING:
     import datasets
@@ -74,12 +78,14 @@ def generate_corpus(
     template_options: Mapping[str, Any] | None = None,
     exact: bool | None = None,
     resume: bool = True,
+    quarantine: Quarantine | None = None,
     **given: object,
 ) -> Corpus:
     """Answer prompts with the target, by speculative decoding, and open the answers as a corpus.
 
     A run that was killed goes on after its last whole shard when called again, and ends with the same bytes. On a GPU
-    rounds run as CUDA graphs, several between two readings, unless an option needs the host in every round.
+    rounds run as CUDA graphs, several between two readings, unless an option needs the host in every round. The caches
+    have room for the longest prompt and its answer from the first prompt on.
 
     Args:
         model: The target.
@@ -93,6 +99,8 @@ def generate_corpus(
         template_options: What else the template was given by name.
         exact: Numerical class; None for the model's own.
         resume: Go on with a directory that an equal run left; False refuses one that holds anything.
+        quarantine: Prompts that this model cannot answer, such as those that fill its context, are appended here as
+            (doc_id, reason) and left out; None stops at the first.
         **given: Options of ``GenerateOptions`` by name. Draft length defaults to 3 where the checkpoint can draft;
             ``sequence`` is set per prompt.
 
@@ -104,22 +112,26 @@ def generate_corpus(
     """
     check_int("shard_rows", shard_rows, low=1)
     check_flag("turn_ends", turn_ends)
-    asked = as_corpus(prompts)
-    check_tapes(model, asked)
+    given_prompts = as_corpus(prompts)
     opts = answer_options(model, options, given)
     ends = _ends(model, opts, turn_ends, chat_template, template_options)
     if ends.turn is not None:
         opts = replace(opts, stop_token_ids=tuple(dict.fromkeys((*opts.stop_token_ids, ends.turn))))
-    budgets = [_budget(model, tape, opts.max_new_tokens) for tape in asked]
+    asked, budgets = _answerable(model, given_prompts, opts.max_new_tokens, quarantine)
+    capacity = max(tape.prompt_len + budget for tape, budget in zip(asked, budgets, strict=True))
     schema, here = answer_schema(), fingerprint(model)
     with numerical_class(model, exact):
         manifest = new_manifest(KIND, model, asked, parameters=_parameters(opts, shard_rows, ends))
         plan = plan_shards([1] * len(asked), shard_rows)
         with ShardDirectory(Path(out), manifest, plan=plan, schema=schema, resume=resume) as directory:
 
+            @cache
+            def session() -> Session:
+                return Session(model, options=opts, capacity=capacity)
+
             def answers(span: slice, bar: Any) -> Iterator[pa.RecordBatch]:
                 for i in range(span.start, span.stop):
-                    yield _answer(model, asked[i], budgets[i], opts, ends, here, schema)
+                    yield _answer(session(), asked[i], budgets[i], opts, ends, here, schema)
                     bar.update(budgets[i])
 
             directory.fill(answers, sizes=budgets, desc="answer")
@@ -232,6 +244,31 @@ def _ends(
     return Ends(turn, tuple(model.config.eos_token_id))
 
 
+def _answerable(
+    model: HybridModel, asked: Corpus, max_new_tokens: int, quarantine: Quarantine | None
+) -> tuple[Corpus, list[int]]:
+    """The prompts that the model can answer, and how many tokens each answer may have."""
+    kept: list[Tape] = []
+    budgets: list[int] = []
+    for tape in asked:
+        try:
+            budget = _budget(model, tape, max_new_tokens)
+            check_tapes(model, Corpus([tape]))
+        except UserError as error:
+            if quarantine is None:
+                raise
+            quarantine.append((tape.doc_id, str(error)))
+            continue
+        kept.append(tape)
+        budgets.append(budget)
+    if not kept:
+        assert quarantine
+        raise UserError(f"no prompt can be answered: all are in quarantine, such as {quarantine[-1]}")
+    left = Corpus(kept, name=asked.name, tokenizer=asked.tokenizer)
+    check_tapes(model, left)
+    return left, budgets
+
+
 def _budget(model: HybridModel, tape: Tape, max_new_tokens: int) -> int:
     """Tokens that an answer may have."""
     if not tape.prompt_len:
@@ -256,15 +293,15 @@ def _parameters(options: GenerateOptions, shard_rows: int, ends: Ends) -> dict[s
 
 
 def _answer(
-    model: HybridModel, tape: Tape, budget: int, options: GenerateOptions, ends: Ends, here: str, schema: pa.Schema
+    session: Session, tape: Tape, budget: int, options: GenerateOptions, ends: Ends, here: str, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """The record of one answer."""
+    """The record of one answer, made in a session that is emptied for it."""
     import pyarrow as pa
 
     prompt, sequence = tape.tokens[: tape.prompt_len].tolist(), sequence_of_prompt(tape.doc_id)
     own_options = replace(options, max_new_tokens=budget, sequence=sequence)
     try:
-        made = generate(model, prompt, options=own_options)
+        made = generate(session.state.model, prompt, options=own_options, session=session)
     except UserError as error:
         error.args = (f"document {tape.doc_id!r}: {error}",)
         raise

@@ -56,6 +56,19 @@ def stop_ids_of(model: HybridModel, options: GenerateOptions, grammar: Grammar |
     return stops if grammar is None else stops | frozenset(grammar.eos_ids)
 
 
+def check_fixed(own: GenerateOptions, options: GenerateOptions) -> None:
+    """Refuse other options than those that a session's caches and drafter were made by.
+
+    Raises:
+        UserError: One differs.
+    """
+    if moved := [name for name in FIXED if getattr(options, name) != getattr(own, name)]:
+        raise UserError(
+            f"{moved[0]}={getattr(options, moved[0])!r} cannot change within a session, which was made with "
+            f"{getattr(own, moved[0])!r}: make another session"
+        )
+
+
 def generate(
     session: Session,
     suffix: str | Sequence[int] | None,
@@ -106,11 +119,7 @@ def _burst_options(
     """Options of a burst, and the policy it goes by, with its run."""
     state, own = session.state, session.options
     options = named_options(own, given)
-    if moved := [name for name in FIXED if getattr(options, name) != getattr(own, name)]:
-        raise UserError(
-            f"{moved[0]}={getattr(options, moved[0])!r} cannot change within a session, which was made with "
-            f"{getattr(own, moved[0])!r}: make another session"
-        )
+    check_fixed(own, options)
     stop_ids_of(state.model, options, session.grammar)
     drafts = policy is not None or ("k" in given and options.k > 0)
     if state.proposer is None:

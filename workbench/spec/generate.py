@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.core.errors import UserError, check_flag
 from workbench.core.tape import Tape
@@ -49,6 +49,7 @@ def generate(
     grammar: Grammar | None = None,
     cancel: Callable[[], bool] | None = None,
     clock: Callable[[], float] | None = None,
+    session: Session | None = None,
     exact: bool | None = None,
     **given: object,
 ) -> Generation:
@@ -68,6 +69,9 @@ def generate(
         grammar: What the text must match; see ``workbench.spec.grammars``.
         cancel: Asked after every chunk of the prompt and every committed token whether to end here.
         clock: Seconds, for the phases of rounds and for policies that read time; None for ``time.perf_counter``.
+        session: One to decode in, of this model, which is emptied first (see ``Session.reset``) and holds the text
+            afterwards; what is made is equal to a fresh one's, and its memory and graphs are used again. Policy,
+            proposer, grammar and clock are then its own. None makes one.
         exact: Numerical class; None for the model's own.
         **given: Options by name.
 
@@ -78,7 +82,7 @@ def generate(
         UserError: An option, the prompt or the length is not valid.
         CapabilityError: The checkpoint cannot draft and k > 0.
     """
-    own = (options, policy, proposer, force, grammar, cancel, clock, exact, given)
+    own = (options, policy, proposer, force, grammar, cancel, clock, session, exact, given)
     for chunk in _run(model, prompt, *own, streamed=False):
         if chunk.generation is not None:
             return chunk.generation
@@ -106,7 +110,7 @@ def stream(
     Raises:
         UserError: An option, the prompt or the length is not valid; before the first chunk.
     """
-    own = (options, policy, proposer, None, grammar, cancel, clock, exact, given)
+    own = (options, policy, proposer, None, grammar, cancel, clock, None, exact, given)
     run = _run(model, prompt, *own, streamed=True)
     first = next(run)
     return _chain(first, run)
@@ -127,6 +131,7 @@ def _run(
     grammar: Grammar | None,
     cancel: Callable[[], bool] | None,
     clock: Callable[[], float] | None,
+    session: Session | None,
     exact: bool | None,
     given: dict[str, object],
     *,
@@ -150,16 +155,14 @@ def _run(
             f"{limit}: shorten the prompt, or use max_new_tokens of at most {max(limit - len(ids), 0)}"
         )
     kind = model.exact if exact is None else exact
+    parts: dict[str, Any] = {"policy": policy, "proposer": proposer, "grammar": grammar, "clock": clock}
+    if session is not None:
+        _check_session(session, model, len(ids) + opts.max_new_tokens, parts)
     with numerics(model, kind):
-        session = Session(
-            model,
-            options=opts,
-            policy=policy,
-            proposer=proposer,
-            capacity=len(ids) + opts.max_new_tokens,
-            grammar=grammar,
-            clock=clock,
-        )
+        if session is None:
+            session = Session(model, options=opts, capacity=len(ids) + opts.max_new_tokens, **parts)
+        else:
+            session.reset(options=opts)
         sink = session.sink(opts.max_new_tokens, cancel=cancel, text=streamed)
         try:
             session.feed(ids, force=None if script is None else script[0], sink=sink)
@@ -199,6 +202,19 @@ def _run(
         cut_text=sink.text if opts.stop else None,
     )
     yield Chunk(sink.take(), sink.tokens[shown:], generation)
+
+
+def _check_session(session: Session, model: HybridModel, tokens: int, parts: dict[str, Any]) -> None:
+    """Refuse a session that cannot hold this text, or parts that it was not made with."""
+    if session.state.model is not model:
+        raise UserError("session is of another model: give the model it was made of, or leave session out")
+    if named := [name for name, part in parts.items() if part is not None]:
+        raise UserError(f"{named[0]} and session exclude each other: make the session with this {named[0]}")
+    if tokens > session.capacity:
+        raise UserError(
+            f"prompt and max_new_tokens come to {tokens} tokens, and this session holds at most {session.capacity}: "
+            "shorten them, or call session.grow"
+        )
 
 
 @contextmanager

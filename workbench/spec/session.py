@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from workbench.cache.hybrid import HybridCache
 from workbench.core.errors import CapabilityError, UserError, check_int
 from workbench.core.metrics import Telemetry
 from workbench.core.records import RoundRecord, SetupTimes
@@ -67,13 +68,12 @@ class Session:
         clock: Callable[[], float] | None = None,
     ) -> None:
         began = perf_counter()
-        self.options = opts = options or GenerateOptions()
+        opts = options or GenerateOptions()
         limit = model.config.max_position_embeddings
         room = limit if capacity is None else check_int("capacity", capacity, low=1, high=limit)
-        self.policy = chosen = policy or (opts.policy() if opts.k else None)
-        chooser = opts.chooser()
-        if chooser.by_ratio and chosen is not None:
-            refuse_anticipating(chosen)
+        self.grammar, self.clock = grammar, clock
+        self.replaced = policy  # what stands in for the policy that options describe
+        chosen = self._policy_of(opts)
         self.probe = StepProbe(model.device) if opts.anatomy else None
         if chosen is not None and proposer is None:
             if not model.can_draft:
@@ -94,21 +94,42 @@ class Session:
             )
         elif proposer is not None:
             proposer.reset()
-        self.grammar = grammar
         stops = bursts.stop_ids_of(model, opts, grammar)
+        self.program: tuple[Any, DeviceRounds] | None = None  # rounds on the device, and what shaped them
+        cache = turns.new_cache(model, opts, room)
+        self._begin(model, opts, chosen, stops, cache, proposer if chosen is not None else None)
+        self.times = SetupTimes(init=perf_counter() - began)
+
+    def _policy_of(self, options: GenerateOptions) -> Policy | None:
+        """The policy that a session of these options goes by; None for plain decode."""
+        chosen = self.replaced or (options.policy() if options.k else None)
+        if options.chooser().by_ratio and chosen is not None:
+            refuse_anticipating(chosen)
+        return chosen
+
+    def _begin(
+        self,
+        model: HybridModel,
+        options: GenerateOptions,
+        policy: Policy | None,
+        stops: frozenset[int],
+        cache: HybridCache,
+        proposer: Proposer | None,
+    ) -> None:
+        """Everything that is of one text, as it is before any, beside what cache and proposer hold."""
         self.state = DecodeState(
             model,
-            turns.new_cache(model, opts, room),
+            cache,
             [],
-            proposer if chosen is not None else None,
-            chosen.start(width=model.config.hidden_size) if chosen is not None else None,
-            carry=opts.carry,
-            rowwise=opts.rowwise,
+            proposer,
+            policy.start(width=model.config.hidden_size) if policy is not None else None,
+            carry=options.carry,
+            rowwise=options.rowwise,
             stop_ids=stops,
-            chooser=chooser,
-            constraint=None if grammar is None else grammar.start(),
-            logprobs=opts.logprobs,
-            clock=clock,
+            chooser=options.chooser(),
+            constraint=None if self.grammar is None else self.grammar.start(),
+            logprobs=options.logprobs,
+            clock=self.clock,
         )
         self.captured: tuple[PrefixEntry, ...] = ()  # by the last ``feed``
         self.placing = False  # while a prefix entry is being restored
@@ -117,10 +138,9 @@ class Session:
         self.turn: turns.Turn | None = None  # where ``rewind`` returns to
         self.parked: turns.Parked | None = None  # drafter and policy of a demoted session
         self.lent: turns.Parked | None = None  # the session's own policy, while a burst runs under another
-        self.acting = self.policy  # the policy of the burst that runs
-        self.program: tuple[Any, DeviceRounds] | None = None  # rounds on the device, and what shaped them
+        self.options, self.policy = options, policy
+        self.acting = policy  # the policy of the burst that runs
         self.given = 0  # length of the text when its pending token is the user's, else out of date
-        self.times = SetupTimes(init=perf_counter() - began)
 
     @classmethod
     def from_prefix(
@@ -263,6 +283,39 @@ class Session:
         """
         with self.checked():
             turns.rewind(self, to, capacity)
+
+    def reset(self, *, options: GenerateOptions | None = None) -> None:
+        """Empty the session: from here on it is a fresh one of these options, in the memory that it has.
+
+        Text, state, records, times, policy and random stream begin anew, and the drafter is there again after
+        ``demote``; checkpoints taken before are gone. Planes keep their memory, and rounds on the device their CUDA
+        graphs, as long as nothing that shapes them changes: seed, sequence, budget and text do not.
+
+        Args:
+            options: How to decode from now on, but for what caches and drafter were made by; None for the session's
+                own.
+
+        Raises:
+            UserError: An option cannot change or is not valid, or a burst's rounds are still being drawn. As after any
+                exception, the session is as it was.
+        """
+        began, state, opts = perf_counter(), self.state, options or self.options
+        if state.sink is not None or self.lent is not None:
+            raise UserError("a burst of this session has not come to its end: close its rounds before a reset")
+        bursts.check_fixed(self.options, opts)
+        chosen, stops = self._policy_of(opts), bursts.stop_ids_of(state.model, opts, self.grammar)
+        proposer = state.proposer if self.parked is None else self.parked.proposer
+        if (chosen is None) != (proposer is None):
+            made = "without a drafter (k=0)" if proposer is None else f"with one (k={self.options.k})"
+            raise UserError(f"k={opts.k} is not valid for a session that was made {made}: make another session")
+        self._begin(state.model, opts, chosen, stops, state.cache, proposer)
+        state.cache.clear()
+        if proposer is not None:
+            proposer.clear()
+        if self.probe is not None:
+            self.probe.clear()
+        self.times = SetupTimes(init=perf_counter() - began)
+        self.check()
 
     def grow(self, capacity: int) -> None:
         """Make room for a longer text, and allocate it at once.

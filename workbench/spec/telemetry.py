@@ -18,6 +18,10 @@ class StepProbe:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was timed."""
         self.seconds = {"glue": 0.0, "attention": 0.0, "ffn": 0.0, "head": 0.0}
         self.steps = 0
         self._last = 0.0

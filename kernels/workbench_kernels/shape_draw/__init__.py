@@ -101,7 +101,7 @@ def shape_draw(
     positions_R: Tensor,
     starts_R: Tensor,
     *,
-    key: tuple[int, int],
+    key: tuple[int, int] | Tensor,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -116,7 +116,8 @@ def shape_draw(
         logits_RV: Float32 rows, penalised, biased and masked already.
         positions_R: Absolute position of the token drawn, int64.
         starts_R: Position at which the round began, int64; a TARGET draw does not depend on it.
-        key: Two words of the Philox key.
+        key: Two words of the Philox key, or int64 [2] that holds them, read on the device: a captured launch then draws
+            by whatever key lies there when it is replayed.
         temperature: At least 0; 0 is the largest logit, the lowest id on ties, filters ignored. Default 1.
         top_k: Keep the k largest; 0, the default, keeps all.
         top_p: Keep an id while the mass of strictly larger ones is below this; default 1, all.
@@ -134,12 +135,16 @@ def shape_draw(
 
     Source: Gumbel-max, Maddison et al. 2014.
     """
-    check_dense("shape_draw", logits=logits_RV, positions=positions_R, starts=starts_R)
+    key_2 = key if isinstance(key, Tensor) else None
+    check_dense("shape_draw", logits=logits_RV, positions=positions_R, starts=starts_R, key=key_2)
     check_shape("shape_draw", "logits", logits_RV, (None, None))
     check_dtype("shape_draw", "logits", logits_RV, torch.float32, torch.float64)
     for name, x in (("positions", positions_R), ("starts", starts_R)):
         check_shape("shape_draw", name, x, (len(logits_RV),))
         check_dtype("shape_draw", name, x, torch.int64)
+    if key_2 is not None:
+        check_shape("shape_draw", "key", key_2, (2,))
+        check_dtype("shape_draw", "key", key_2, torch.int64)
     check_range("shape_draw", "top_k", top_k, 0, 1 << 31)
     check_range("shape_draw", "purpose", purpose, 0, 3)
     if order not in ORDERS:

@@ -13,7 +13,14 @@ KEY = (0x9C2F11AB, 0x0000F00D)
 
 
 def _rows(
-    make: Maker, r: int, v: int, scale: float = 3.0, ties: bool = False, bad: bool = False, crowded: bool = False
+    make: Maker,
+    r: int,
+    v: int,
+    scale: float = 3.0,
+    ties: bool = False,
+    bad: bool = False,
+    crowded: bool = False,
+    keyed: bool = False,
 ) -> dict[str, Any]:
     x = make.normal(r, v, scale=scale)
     if ties:
@@ -24,7 +31,8 @@ def _rows(
         x[0, v // 2], x[1, 0], x[2], x[3] = float("nan"), float("inf"), float("-inf"), float("-inf")
         x[3, v - 1] = 1.5
     positions = torch.arange(r, device=make.device) + 1000
-    return {"logits_RV": x, "positions_R": positions, "starts_R": torch.full_like(positions, 999), "key": KEY}
+    key = torch.tensor(KEY, device=make.device) if keyed else KEY
+    return {"logits_RV": x, "positions_R": positions, "starts_R": torch.full_like(positions, 999), "key": key}
 
 
 def _edits(make: Maker, r: int, v: int, length: int, u: int = 0, mask: bool = False) -> dict[str, Any]:
@@ -76,6 +84,7 @@ ODD = (
     Case(dict(r=2, v=701, ties=True), dict(top_k=300, top_p=0.9, temperature=1.0)),
     Case(dict(r=2, v=2503), dict(temperature=1.1)),
     Case(dict(r=3, v=331), dict(temperature=0.9, top_k=30, top_p=0.9)),
+    Case(dict(r=3, v=331, keyed=True), dict(temperature=0.9, top_k=30, top_p=0.9)),
 )
 TWENTY = dict(top_k=20, top_p=0.95, temperature=0.8)
 REAL = (

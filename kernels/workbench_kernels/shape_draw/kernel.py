@@ -123,8 +123,9 @@ def _rough_noise(word):
 
 @triton.jit(do_not_specialize=["k0", "k1", "purpose", "temperature"])
 def score_kernel(
-    x_ptr, max_ptr, cut_ptr, peak_ptr, position_ptr, start_ptr, score_ptr, id_ptr, mass_ptr, least_ptr, V, G, CHUNKS,
-    k0, k1, purpose, temperature, GREEDY: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr, MARGIN: tl.constexpr,
+    x_ptr, max_ptr, cut_ptr, peak_ptr, position_ptr, start_ptr, key_ptr, score_ptr, id_ptr, mass_ptr, least_ptr, V, G,
+    CHUNKS, k0, k1, purpose, temperature, GREEDY: tl.constexpr, KEYED: tl.constexpr, CHUNK: tl.constexpr,
+    WIDE: tl.constexpr, MARGIN: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -147,9 +148,15 @@ def score_kernel(
             weight = tl.where(kept, tl.exp(level), 0.0)
             start = tl.load(start_ptr + row) * (purpose != 0).to(tl.int64)
             position = tl.load(position_ptr + row)
+            if KEYED:  # the key lies on the device
+                w0 = tl.load(key_ptr)
+                w1 = tl.load(key_ptr + 1)
+            else:
+                w0 = k0
+                w1 = k1
             # float32 scores leave one id, seldom two; those are judged in float64. A row's winner lies within 27 of
             # its peak, where the float32 score is off by less than a tenth of the margin
-            rough = level.to(tl.float32) + _rough_noise(_words(chunk * CHUNK, k0, k1, position, purpose, start, CHUNK))
+            rough = level.to(tl.float32) + _rough_noise(_words(chunk * CHUNK, w0, w1, position, purpose, start, CHUNK))
             rough = tl.where(kept, rough, -float("inf"))
             near = kept & (rough >= tl.max(rough, 0) - MARGIN)
             left = tl.sum(near.to(tl.int32), 0)
@@ -158,7 +165,7 @@ def score_kernel(
             judged = tl.full((), -1, tl.int32)
             while left > 0:
                 judged = tl.min(tl.where(near & (ids > judged), ids, 0x7FFFFFFF), 0)
-                u = uniform_of(word_of(judged, k0, k1, position, purpose, start))
+                u = uniform_of(word_of(judged, w0, w1, position, purpose, start))
                 value = tl.load(x_ptr + row * V + judged).to(tl.float64)
                 score = (value - peak) / real(temperature) - tl.log(-tl.log(u))
                 if score > best:
@@ -198,7 +205,7 @@ def shape_draw(
     logits_RV: Tensor,
     positions_R: Tensor,
     starts_R: Tensor,
-    key: tuple[int, int],
+    key: tuple[int, int] | Tensor,
     temperature: float,
     top_k: int,
     top_p: float,
@@ -211,6 +218,8 @@ def shape_draw(
     groups, chunks = -(-vocab // GROUP), -(-vocab // CHUNK)
     device = logits_RV.device
     greedy = temperature == 0
+    key_2 = key if isinstance(key, Tensor) else None
+    words = (0, 0) if isinstance(key, Tensor) else key
     heat = 1.0 if order == "temperature_last" or greedy else temperature
     best, cut_R, peak_R = cut(
         logits_RV, heat, top_k if top_k < vocab else 0, top_p, min_p, chain=order == "chain", greedy=greedy
@@ -220,9 +229,10 @@ def shape_draw(
     ids, least = torch.empty(rows, chunks, dtype=torch.int32, device=device), torch.empty(rows, chunks, **wide)
     tokens, total = torch.empty(rows, dtype=torch.int64, device=device), torch.empty(rows, **double)
     launch(
-        score_kernel, (chunks, rows), logits_RV, best, cut_R, peak_R, positions_R, starts_R, scores, ids, parts, least,
-        vocab, groups, chunks, key[0], key[1], purpose, bits(temperature or 1.0), GREEDY=greedy, CHUNK=CHUNK,
-        WIDE=GROUP, MARGIN=MARGIN, num_warps=SCORE_WARPS,
+        score_kernel, (chunks, rows), logits_RV, best, cut_R, peak_R, positions_R, starts_R,
+        positions_R if key_2 is None else key_2, scores, ids, parts, least, vocab, groups, chunks, *words, purpose,
+        bits(temperature or 1.0), GREEDY=greedy, KEYED=key_2 is not None, CHUNK=CHUNK, WIDE=GROUP, MARGIN=MARGIN,
+        num_warps=SCORE_WARPS,
     )  # fmt: skip
     launch(pick_kernel, (rows,), scores, ids, parts, least, cut_R, tokens, total, chunks, CP=power(chunks), num_warps=4)
     return Draws(tokens, cut_R, peak_R, total)

@@ -85,7 +85,7 @@ def shape_draw(
     logits_RV: Tensor,
     positions_R: Tensor,
     starts_R: Tensor,
-    key: tuple[int, int],
+    key: tuple[int, int] | Tensor,
     temperature: float,
     top_k: int,
     top_p: float,
@@ -94,6 +94,9 @@ def shape_draw(
     purpose: int,
 ) -> Draws:
     """See ``workbench_kernels.shape_draw.shape_draw``: row by row, each sorted."""
+    if isinstance(key, Tensor):
+        first, second = key.tolist()
+        key = first, second
     rows = [
         _draw(row, int(at), 0 if purpose == 0 else int(start), key, temperature, top_k, top_p, min_p, order, purpose)
         for row, at, start in zip(logits_RV, positions_R, starts_R)

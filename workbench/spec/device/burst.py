@@ -55,14 +55,14 @@ def check(session: Session, *, forced: bool) -> None:
 
 
 def program(session: Session) -> DeviceRounds:
-    """The rounds of a session, made anew when what shapes them has changed."""
+    """The rounds of a session, made anew when what shapes them has changed; text and random stream do not."""
     state, opts, policy = session.state, session.options, session.acting
     proposer = state.proposer if isinstance(state.proposer, MTPProposer) else None
     policy = policy if isinstance(policy, FixedK) and proposer is not None else FixedK(k=0)
-    law, cache = DeviceLaw(state.chooser.shaping, state.chooser.noise.key, state.model.device), state.cache
+    cache, chooser = state.cache, state.chooser
     shape = (
         policy, id(cache), id(proposer), cache.capacity, opts.graphs, opts.stream_rounds, state.stop_ids,
-        state.chooser.shaping, state.chooser.noise, state.model.exact,
+        chooser.shaping, state.model.exact,
     )  # fmt: skip
     if session.program is None or session.program[0] != shape:
         made = DeviceRounds(
@@ -70,7 +70,7 @@ def program(session: Session) -> DeviceRounds:
             cache,
             None if proposer is None else proposer.cache,
             k=policy.k,
-            law=law,
+            law=DeviceLaw(chooser.shaping, chooser.noise.key, state.model.device),
             capacity=cache.capacity,
             p_min=policy.p_min,
             pmin0=policy.pmin0,
@@ -110,6 +110,7 @@ def enter(session: Session, made: DeviceRounds, budget: int) -> None:
         slots = proposer.held
         proposer.cache.truncate(slots)
     made.rebind(state.cache, proposer.cache if isinstance(proposer, MTPProposer) else None)
+    made.law.take(state.chooser.noise.key)
     made.load(state.tokens, pairs, carriers, slots, budget)
     made.graphs.resume()
 

@@ -35,16 +35,21 @@ class DeviceLaw:
 
     Args:
         shaping: Penalties, bias, temperature and filters.
-        key: The sequence's Philox key.
+        key: The sequence's Philox key. It lies on the device, and no launch holds it: see ``take``.
         device: Where rows lie.
     """
 
     def __init__(self, shaping: Shaping, key: tuple[int, int], device: torch.device) -> None:
-        self.shaping, self.key = shaping, key
+        self.shaping = shaping
+        self.key_2 = torch.tensor(key, dtype=torch.int64, device=device)
         self.edits = shaping.penalised or bool(shaping.bias)
         ids, values = zip(*shaping.bias, strict=True) if shaping.bias else ((), ())
         self.bias_ids = torch.tensor(ids, dtype=torch.int64, device=device) if shaping.bias else None
         self.bias = torch.tensor(values, dtype=torch.float32, device=device) if shaping.bias else None
+
+    def take(self, key: tuple[int, int]) -> None:
+        """Draw by another sequence's key from here on, captured launches too."""
+        self.key_2.copy_(torch.tensor(key, dtype=torch.int64))
 
     @property
     def plain(self) -> bool:
@@ -85,7 +90,7 @@ class DeviceLaw:
                 presence=shaping.presence_penalty, bias_ids_U=self.bias_ids, bias_U=self.bias,
             )  # fmt: skip
         drawn = shape_draw(
-            rows, places_R, places_R, key=self.key, temperature=shaping.temperature, top_k=shaping.top_k,
+            rows, places_R, places_R, key=self.key_2, temperature=shaping.temperature, top_k=shaping.top_k,
             top_p=shaping.top_p, min_p=shaping.min_p, order=shaping.order,
         )  # fmt: skip
         tokens = drawn.tokens_R.clamp(min=0)

@@ -79,6 +79,10 @@ class Proposer:
     def reset(self) -> None:
         """Forget the sequence."""
 
+    def clear(self) -> None:
+        """Forget the sequence as ``reset`` does, and keep what memory the next one can use."""
+        self.reset()
+
     def prime(self, tokens_BT: Tensor, rows: Rows) -> None:
         """Take in prompt tokens and their true rows, in order, chunk by chunk."""
         self.observe(tokens_BT, rows)

@@ -62,7 +62,7 @@ class MTPProposer(Proposer):
         self.reset()
 
     def reset(self) -> None:
-        """Empty cache and queue."""
+        """A new cache, and an empty queue."""
         self.cache: HybridCache = self.model.new_draft_cache(
             capacity=self.capacity, k_format=self.k_format, v_format=self.v_format
         )
@@ -71,6 +71,13 @@ class MTPProposer(Proposer):
         self.held = 0  # slots whose rows are final
         self.tail: Tensor | None = None  # carriers of the last observed rows
         self.queue: list[tuple[Tensor, Tensor]] = []
+
+    def clear(self) -> None:
+        """As ``reset``, whatever a subclass adds to it, with the rows' memory kept."""
+        kept = self.cache
+        kept.clear()
+        self.reset()
+        self.cache = kept
 
     def prime(self, tokens_BT: Tensor, rows: Rows) -> None:
         """Take in prompt tokens; an unprimed proposer only remembers where the prompt ended."""
