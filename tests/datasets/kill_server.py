@@ -139,7 +139,13 @@ def main() -> None:
     model, random = conftest.build_tiny(), np.random.default_rng(3)
     tapes = Corpus([Tape(f"d{i}", random.integers(0, 83, 30 + i), split="s") for i in range(24)], name="c")
     options: dict[str, Any] = dict(gamma=3, top_k=8, chunk=16, shard_rows=8)
-    engines = {"plain": plain, "extract": lambda out: extract(model, tapes, out=out, **options)}
+    broken = conftest.build_tiny(tied=False)
+    broken.embed.data[7] = float("nan")  # which about half of the documents hold where a record needs it
+    engines = {
+        "plain": plain,
+        "extract": lambda out: extract(model, tapes, out=out, **options),
+        "quarantine": lambda out: extract(broken, tapes, out=out, on_bad="quarantine", **options),
+    }
     for line in sys.stdin:
         pid = os.fork()
         if not pid:

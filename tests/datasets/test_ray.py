@@ -130,6 +130,16 @@ def test_a_killed_worker_loses_nothing(model, kills, whole, tmp_path):
     assert not ray.is_initialized() and not [n for n in kills.descendants(os.getpid()).values() if "ray" in n]
 
 
+def test_documents_are_left_out_as_in_one_process(tiny, kills, tmp_path):
+    broken, options = tiny(tied=False), dict(gamma=3, top_k=8, chunk=16, shard_rows=16, on_bad="quarantine")
+    broken.embed.data[7] = float("nan")
+    for name, place in (("local", {}), ("ray", dict(engine="ray", workers=1))):
+        extract(broken, kills.documents(12), out=tmp_path / name, **options, **place)
+    whole = kills.contents(tmp_path / "local")
+    assert 0 < whole["quarantine.jsonl"].count(b"\n") < 12
+    assert kills.contents(tmp_path / "ray") == whole
+
+
 # ---------------------------------------------------------------- full
 
 

@@ -112,11 +112,10 @@ def run(args: argparse.Namespace) -> Outcome:
         "exact": manifest.model["exact"],
         "seconds": seconds,
     }
-    left_out = (
-        f"{len(tapes):,} tapes = {documents:,} stored + {len(aside):,} left out; reasons are in {args.out}/{QUARANTINE_FILE}\n"
-        if len(aside)
-        else ""
-    )
+    left_out = ""
+    if len(aside):
+        left_out = f"{len(tapes):,} tapes = {documents:,} stored + {len(aside):,} left out; reasons are in "
+        left_out += f"{args.out}/{QUARANTINE_FILE}\n"
     text = (
         f"{len(records):,} records of {documents:,} tapes ({tokens:,} tokens) in {args.out}: "
         f"{len(manifest.shards)} shards, {data['bytes']:,} bytes, {seconds:.1f} s\n{left_out}"

@@ -97,7 +97,7 @@ def extract(
         num_gpus: GPUs that each worker asks for; None for 1 when the model is on a GPU and 0 when it is not.
 
     Returns:
-        The records, memory-mapped, in the order of the tapes that are stored.
+        The records, memory-mapped, in the order of the tapes.
 
     Raises:
         UserError: An option, a tape or the directory is not valid, or every document would be left out; nothing is

@@ -81,7 +81,7 @@ def extract_sequences(
         resume: Go on with a directory that an equal run left; False refuses one that holds anything.
 
     Returns:
-        The store, memory-mapped, in the order of the tapes that are stored; ``read_sequence`` gives a document's arrays.
+        The store, memory-mapped, its documents in the order of the tapes; ``read_sequence`` gives one's arrays.
 
     Raises:
         UserError: An option, a tape or the directory is not valid; nothing is left behind then.
