@@ -140,7 +140,7 @@ def main() -> None:
     tapes = Corpus([Tape(f"d{i}", random.integers(0, 83, 30 + i), split="s") for i in range(24)], name="c")
     options: dict[str, Any] = dict(gamma=3, top_k=8, chunk=16, shard_rows=8)
     broken = conftest.build_tiny(tied=False)
-    broken.embed.data[7] = float("nan")  # which about half of the documents hold where a record needs it
+    broken.embed.data[7] = float("nan")  # which some of the documents hold
     engines = {
         "plain": plain,
         "extract": lambda out: extract(model, tapes, out=out, **options),

@@ -26,6 +26,7 @@ from workbench.datasets import (
     record_bytes,
     sequence_passes,
 )
+from workbench.datasets import shards as shards_module
 from workbench.datasets.left_out import LISTED, QUARANTINE_FILE, kept_counts
 from workbench.datasets.shards import ShardDirectory
 from workbench.model.hybrid import HybridModel
@@ -171,6 +172,29 @@ def test_nothing_stored_leaves_nothing_behind(model, tmp_path, kind):
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="on_bad='skip' is not valid: choose one of 'stop', 'quarantine'"):
         run(model, bad, out=tmp_path / "x", on_bad="skip", **options)
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_the_bar_counts_what_is_left_out(model, tmp_path, monkeypatch, kind):
+    run, options, bad = RUNS[kind]
+    said: list[str] = []
+
+    class Bar:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def update(self, n):
+            pass
+
+        def set_postfix_str(self, text):
+            said.append(text)
+
+    monkeypatch.setattr(shards_module, "progress", lambda *given, **more: Bar())
+    run(model, documents(), out=tmp_path / "x", **options, **ASIDE)
+    assert said[0] == "1 left out" and said[-1] == f"{len(bad)} left out"
 
 
 def test_bytes_per_token_are_those_of_what_is_stored(model, tmp_path):
