@@ -112,7 +112,9 @@ def test_what_is_left_out_is_listed_and_changes_nothing_else(model, sound, tmp_p
     assert counts["records"] == len(records) == sum(s["rows"] for s in manifest.shards)
     assert counts["tokens"] == without(tapes, bad).n_tokens
     # who opens it is told
-    told = f"{len(bad)} of 12 documents are left out, each with its reason in {QUARANTINE_FILE}; the first: document 'd2'"
+    told = (
+        f"{len(bad)} of 12 documents are left out, each with its reason in {QUARANTINE_FILE}; the first: document 'd2'"
+    )
     assert told in records.info.description and told in datasets.load_from_disk(str(out)).info.description
     capsys.readouterr()
     LOADS[kind](out)
