@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,12 +132,11 @@ def extract(
             files={NORM_FILE: norm_bytes(model), DOCUMENTS_FILE: documents_bytes(corpus)},
             expected=tape_bytes(schema, rows, corpus.tapes),
             resume=resume,
-            leaves_out=options.on_bad == "quarantine",
+            leaves_out=partial(quarantine_bytes, corpus.tapes) if options.on_bad == "quarantine" else None,
         )
         with directory:
             fill(directory, Extraction("extract", fed, schema, corpus.tapes, options), model, place)
-            counts = kept_counts(directory.manifest, corpus.tapes, rows) | {"rows_run": sum(fed)}
-            directory.finish(counts, quarantine=quarantine_bytes(corpus.tapes, directory.aside))
+            directory.finish(kept_counts(directory.manifest, corpus.tapes, rows) | {"rows_run": sum(fed)})
     return load_anchors(out, check_hashes=False)
 
 

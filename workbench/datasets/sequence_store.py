@@ -8,6 +8,7 @@ written on a thread of its own, one record batch per document, so memory does no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,7 @@ def extract_sequences(
             files={NORM_FILE: norm_bytes(model), DOCUMENTS_FILE: documents_bytes(corpus)},
             expected=[round(options.token_bytes(model.config.hidden_size) * n) for n in sizes],
             resume=resume,
-            leaves_out=options.on_bad == "quarantine",
+            leaves_out=partial(quarantine_bytes, corpus.tapes) if options.on_bad == "quarantine" else None,
         )
         with directory:
             directory.stream(
@@ -114,8 +115,7 @@ def extract_sequences(
                 sizes=sizes,
                 desc="extract",
             )
-            counts = kept_counts(directory.manifest, corpus.tapes, [1] * len(corpus))
-            directory.finish(counts, quarantine=quarantine_bytes(corpus.tapes, directory.aside))
+            directory.finish(kept_counts(directory.manifest, corpus.tapes, [1] * len(corpus)))
     return load_sequences(out, check_hashes=False)
 
 

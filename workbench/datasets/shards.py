@@ -63,7 +63,8 @@ class ShardDirectory:
         files: Small files beside the shards, by name.
         expected: Bytes that the rows of every document take, from ``estimate.document_bytes``; None checks no room.
         resume: Go on with a directory that an equal run left; False refuses one that holds anything.
-        leaves_out: Documents may be left out; False, the default, refuses to go on where some have been.
+        leaves_out: Makes ``quarantine.jsonl`` of why documents are left out, by index; None, the default, for runs that
+            leave none out, which do not go on where some have been.
 
     Raises:
         UserError: The directory holds something else, another run's data, is being written by another process, cannot
@@ -84,7 +85,7 @@ class ShardDirectory:
         files: Mapping[str, bytes] | None = None,
         expected: Sequence[int] | None = None,
         resume: bool = True,
-        leaves_out: bool = False,
+        leaves_out: Callable[[Mapping[int, str]], bytes] | None = None,
     ) -> None:
         self.out, self.manifest, self.plan, self.schema = out, manifest, list(plan), schema
         self._files, self._expected, self._resume = dict(files or {}), expected, resume
@@ -259,7 +260,7 @@ class ShardDirectory:
     def differences(self, before: Manifest) -> list[str]:
         """What keeps the directory's manifest and this run's from describing one run, as phrases."""
         found = before.differences(self.manifest)
-        if not self._leaves_out and (aside := reasons(before.shards)):
+        if self._leaves_out is None and (aside := reasons(before.shards)):
             found.append(f"on_bad is 'quarantine' there, which left out {len(aside):,}, and 'stop' now")
         return found
 
@@ -388,12 +389,11 @@ class ShardDirectory:
                 bar.set_postfix_str(self.note)
         assert next(given, None) is None, "every part belongs to a pending shard"
 
-    def finish(self, counts: Mapping[str, int], *, quarantine: bytes = b"") -> None:
+    def finish(self, counts: Mapping[str, int]) -> None:
         """Write what ``datasets.load_from_disk`` reads and the list of what is left out; mark the directory complete.
 
         Args:
             counts: Totals for the manifest.
-            quarantine: The list, from ``left_out.quarantine_bytes``; empty, the default, for none.
 
         Raises:
             UserError: The disk takes no more; every shard stays.
@@ -405,6 +405,7 @@ class ShardDirectory:
         if manifest.complete:
             return
         aside = self.aside
+        quarantine = b"" if self._leaves_out is None else self._leaves_out(aside)
         assert quarantine.count(b"\n") == len(aside), "every document that is left out is listed"
         hashes = "".join(shard["sha256"] for shard in manifest.shards)
         features = datasets.Features.from_arrow_schema(self.schema).to_dict()
