@@ -99,7 +99,8 @@ def load_quarantine(path: str | Path) -> pl.DataFrame:
 
     Returns:
         One row per document left out, in the order of the documents: document (its index), doc_id, source, split,
-        tokens, reason. No row when every document is stored.
+        tokens, reason. No row when every document is stored. A reason names the first position whose row was refused;
+        it may lie before the token at fault, as far as the chunk in which both ran.
 
     Raises:
         CheckpointError: The directory is no finished dataset, or the list's bytes have changed.
