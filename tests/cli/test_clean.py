@@ -33,6 +33,22 @@ def test_clean_writes_tapes_reasons_and_figures(run, ids, tmp_path):
     assert go_on.code == 0 and "5 documents = 5 kept + 0 dropped" in go_on.out
 
 
+def test_rows_that_are_no_tapes_are_refused_or_listed(run, refused, ids, tmp_path):
+    source = ids(*TEXTS)
+    with source.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"tokens": TEXTS[0], "prompt_len": 99, "doc_id": "wrong"}) + "\n")
+    argv = ("clean", "--corpus", source, "--out", tmp_path / "x")
+    assert "prompt_len=99" in refused(*argv) and not (tmp_path / "x").exists()
+    ran = run(*argv, "--skip-bad")
+    assert ran.code == 0 and "1 more could not be read as tapes; reasons are in" in ran.out, ran
+    ((doc_id, reason),) = pl.read_ndjson(tmp_path / "x" / "unread.jsonl").rows()
+    assert doc_id == "wrong" and "prompt_len=99" in reason
+    report = json.loads((tmp_path / "x" / "report.json").read_text())
+    assert report["documents"] == {"given": 6, "kept": 6, "dropped": 0, "unread": 1}
+    again = run(*argv[:-1], tmp_path / "y", "--skip-bad", "--json").data
+    assert again["unread"] == [{"doc_id": "wrong", "reason": reason}]
+
+
 def test_clean_refuses_in_the_words_of_the_command(refused, ids, tmp_path):
     source = ids(*TEXTS)
     assert "--near 1.5 is not valid" in refused("clean", "--corpus", source, "--out", tmp_path / "a", "--near", "1.5")

@@ -30,6 +30,24 @@ def test_a_directory_of_another_run_is_refused(run, refused, tmp_path):
     assert "is not empty and --no-resume was given" in refused("extract", *SMALL, "--out", out, "--no-resume")
 
 
+@pytest.mark.parametrize("kind", ["anchors", "sequence"])
+def test_extract_says_what_it_leaves_out(run, refused, tiny, ids, monkeypatch, tmp_path, kind):
+    model = tiny(tied=False)
+    model.embed.data[7] = float("nan")
+    monkeypatch.setattr("workbench.facade.load", lambda *given, **more: model)
+    source = ids(LONG, [*range(10, 50)], [*range(20, 60)])
+    argv = ("extract", "--corpus", source, "--kind", kind, "--top-k", "8", "--out", tmp_path / "x")
+    assert "position" in refused(*argv) and not (tmp_path / "x").exists()
+    assert "--on-bad 'skip' is not valid: choose one of 'stop', 'quarantine'" in refused(*argv, "--on-bad", "skip")
+    ran = run(*argv, "--on-bad", "quarantine")
+    assert ran.code == 0 and f"3 tapes = 2 stored + 1 left out; reasons are in {tmp_path}/x/quarantine.jsonl" in ran.out
+    assert "1 of 3 documents is left out" in ran.err
+    data = run(*argv, "--on-bad", "quarantine", "--json").data
+    assert data["documents"] == 2 and data["tokens"] == 80 and len(data["quarantined"]) == 1
+    assert "position" in data["quarantined"][0]["reason"]
+    assert "on_bad" not in data["parameters"]
+
+
 def test_replay_tells_acceptance_and_likelihood(run, tmp_path):
     from workbench.replay import load_table
 

@@ -141,9 +141,12 @@ def main() -> None:
     options: dict[str, Any] = dict(gamma=3, top_k=8, chunk=16, shard_rows=8)
     asked = Corpus([Tape(f"p{i}", random.integers(1, 83, 3 + i % 7), 3 + i % 7) for i in range(8)], name="p")
     drawn: dict[str, Any] = dict(max_new_tokens=9, temperature=0.9, seed=3, shard_rows=2)
+    broken = conftest.build_tiny(tied=False)
+    broken.embed.data[7] = float("nan")  # which some of the documents hold
     engines = {
         "plain": plain,
         "extract": lambda out: extract(model, tapes, out=out, **options),
+        "quarantine": lambda out: extract(broken, tapes, out=out, on_bad="quarantine", **options),
         "answers": lambda out: generate_corpus(model, asked, out=out, **drawn),
     }
     for line in sys.stdin:

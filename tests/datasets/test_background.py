@@ -10,7 +10,7 @@ import pytest
 
 from workbench.datasets import background
 from workbench.datasets.background import Background
-from workbench.datasets.shards import Part, in_order
+from workbench.datasets.shards import Part, in_order, without_rows
 
 
 class Full(Exception):
@@ -137,3 +137,15 @@ def test_parts_of_mixed_documents_come_document_by_document():
     assert next(stream).batch == "b1", "the first document's parts are not held"
     with pytest.raises(AssertionError, match="document 3 did not come to its end"):
         list(in_order(given[:3] + given[4:], [2, 3, 5]))
+
+
+def test_a_document_that_is_left_out_has_no_other_part():
+    given = [part(2, "b1", False), part(3, "c1", False), without_rows(3, "why"), part(2, "b2", True)]
+    held = in_order(given, [2, 3], whole=True)
+    assert [(p.document, p.batch, p.reason) for p in held] == [(2, "b1", ""), (2, "b2", ""), (3, None, "why")]
+    late = [*given[:2], without_rows(2, "why")]
+    assert [p.batch for p in in_order([*late, part(3, "c2", True)], [2, 3], whole=True)] == [None, "c1", "c2"]
+    with pytest.raises(AssertionError, match="rows of it may be written already"):
+        list(in_order(late, [2, 3]))
+    with pytest.raises(AssertionError, match="left out without a reason"):
+        without_rows(2, "")

@@ -123,9 +123,9 @@ def test_a_slow_writer_changes_nothing(model, tmp_path, monkeypatch):
     extract(model, ragged(), out=tmp_path / "a", batch=2, **SMALL)
     records = passes.filled_records
 
-    def slow(*given):
+    def slow(*given, **more):
         sleep(0.01)
-        yield from records(*given)
+        yield from records(*given, **more)
 
     monkeypatch.setattr(sys.modules["workbench.datasets.extract"], "filled_records", slow)
     extract(model, ragged(), out=tmp_path / "b", batch=2, **SMALL)

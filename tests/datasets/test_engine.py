@@ -214,6 +214,26 @@ def test_workers_write_the_bytes_of_one_process_in_any_order_and_twice(model, ki
     assert {name for name in whole if name.endswith(".arrow")} <= differ
 
 
+def test_workers_leave_out_what_one_process_does(tiny, kills, tmp_path, monkeypatch, here):
+    broken, tapes = tiny(tied=False), kills.documents(12)
+    broken.embed.data[7] = float("nan")
+    extract(broken, tapes, out=tmp_path / "local", on_bad="quarantine", **SMALL)
+    whole = kills.contents(tmp_path / "local")
+    assert 0 < whole["quarantine.jsonl"].count(b"\n") < 12
+    done_by(monkeypatch, in_turn(lambda p: p[::-1]))
+    extract(broken, tapes, out=tmp_path / "back", on_bad="quarantine", **SMALL)
+    assert kills.contents(tmp_path / "back") == whole
+    # the control: reasons that do not come home are missed
+    admit = driver.admit
+
+    def forgets(directory, made, entry):
+        return admit(directory, made, {name: value for name, value in entry.items() if name != "quarantined"})
+
+    monkeypatch.setattr(driver, "admit", forgets)
+    with pytest.raises(AssertionError, match="rows and its documents make"):
+        extract(broken, tapes, out=tmp_path / "wrong", on_bad="quarantine", **SMALL)
+
+
 def test_what_is_done_stays_and_the_rest_is_made(model, kills, tmp_path, monkeypatch, here):
     tapes, out = kills.documents(6), tmp_path / "x"
     extract(model, tapes, out=tmp_path / "local", **SMALL)

@@ -21,7 +21,7 @@ from workbench.core.manifest import Manifest
 from workbench.datasets.shards import load_shards
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = {"plain": "plain", "extract": "anchors", "answers": "corpus"}
+KINDS = {"plain": "plain", "extract": "anchors", "answers": "corpus", "quarantine": "anchors"}
 
 
 class Server:
@@ -121,6 +121,15 @@ def test_mistakes_are_found(server, tmp_path):
     assert next(filter(None, mistaken)) == ["data-00000-of-00003.arrow was written again"]
     states = killed_at(server, "plain", tmp_path / "b", steps // 2, whole, mistake="a state of its own")
     assert states == ["manifest.json differs"]
+
+
+def test_killed_where_documents_are_left_out_it_ends_with_the_same_bytes(server, tmp_path):
+    whole, steps, _ = whole_run(server, "quarantine", tmp_path)
+    left_out = whole["quarantine.jsonl"].count(b"\n")
+    records = load_shards(tmp_path / "whole", kind="anchors")
+    assert 1 < left_out < 23 and len(records) == 4 * (24 - left_out)
+    for step in (steps // 3, 2 * steps // 3, steps - 4, steps - 1):
+        assert killed_at(server, "quarantine", tmp_path, step, whole) == [], f"step {step} of {steps}"
 
 
 def kills(server: Server, tmp_path: Path, count: int, seed: int) -> None:

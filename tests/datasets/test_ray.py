@@ -111,8 +111,13 @@ def listed(out: Path) -> dict[str, tuple[int, int]]:
 # ---------------------------------------------------------------- quick
 
 
-def test_a_killed_worker_loses_nothing(model, kills, whole, tmp_path):
-    out, kept = tmp_path / "x", {}
+def test_a_killed_worker_loses_nothing_and_what_is_left_out_comes_home(tiny, kills, tmp_path):
+    """Documents that hold one id have rows that are not finite, and are left out."""
+    broken, out, kept = tiny(tied=False), tmp_path / "x", {}
+    broken.embed.data[7] = float("nan")
+    extract(broken, kills.documents(12, 100), out=tmp_path / "local", on_bad="quarantine", **SLOW)
+    whole = kills.contents(tmp_path / "local")
+    assert 0 < whole["quarantine.jsonl"].count(b"\n") < 12 and sum(name.endswith(".arrow") for name in whole) == 6
 
     def act() -> bool:
         if len(found := listed(out)) < 1 or not any(out.glob(".parts-*/*/*.tmp")):
@@ -123,7 +128,7 @@ def test_a_killed_worker_loses_nothing(model, kills, whole, tmp_path):
         return True
 
     with killer(act) as killed:
-        extract(model, kills.documents(12, 100), out=out, engine="ray", workers=2, **SLOW)
+        extract(broken, kills.documents(12, 100), out=out, engine="ray", workers=2, on_bad="quarantine", **SLOW)
     assert killed, "no worker was killed while it wrote"
     assert kills.contents(out) == whole
     assert kept and {name: identity(out / name) for name in kept} == kept, "finished shards are not written again"

@@ -35,6 +35,11 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     )
     add_corpus(parser)
     parser.add_argument(
+        "--skip-bad",
+        action="store_true",
+        help="leave documents of --corpus that cannot be read as tapes out, and list them in unread.jsonl",
+    )
+    parser.add_argument(
         "--model",
         default="demo",
         metavar="SOURCE",
@@ -65,13 +70,14 @@ def run(args: argparse.Namespace) -> Outcome:
     demo = args.model == "demo" and not Path(args.model).is_dir()
     side = load_text_side(demo_checkpoint() if demo else args.model)
     with staged(Path(args.out)) as stage:
-        tapes = read_corpus(args, side)
+        unread: list[tuple[str, str]] = []
+        tapes = read_corpus(args, side, quarantine=unread if args.skip_bad else None)
         evaluation = None
         if args.evaluation is not None:
             column = given(args, ("text_column",))
             evaluation = corpus(args.evaluation, tokenizer=side.tokenizer, **column)
         outcome = clean(tapes, model=side, evaluation=evaluation, **options)
-        outcome.save(stage)
+        outcome.save(stage, unread=unread)
         figures = _figures(outcome, stage, chosen.near)
     data = {
         "verb": "clean",
@@ -79,13 +85,14 @@ def run(args: argparse.Namespace) -> Outcome:
         "corpus": tapes.name,
         "evaluation": None if evaluation is None else evaluation.name,
         "documents": {"given": outcome.given, "kept": len(outcome.tapes), "dropped": len(outcome.dropped)},
+        "unread": [{"doc_id": doc_id, "reason": reason} for doc_id, reason in unread],
         "tokens": {"given": outcome.given_tokens, "kept": outcome.tapes.n_tokens},
         "splits": _splits(outcome),
         "steps": outcome.summary.to_dicts(),
         "parameters": {name: dict(values) for name, values in outcome.steps.items()},
         "figures": figures,
     }
-    return Outcome(data, _text(args.out, outcome))
+    return Outcome(data, _text(args.out, outcome, len(unread)))
 
 
 def _splits(outcome: Cleaned) -> dict[str, int]:
@@ -110,7 +117,7 @@ def _figures(outcome: Cleaned, out: Path, threshold: float | None) -> list[str]:
     return made
 
 
-def _text(out: str, outcome: Cleaned) -> str:
+def _text(out: str, outcome: Cleaned, unread: int) -> str:
     lines = [
         f"{row['step']:<11}{row['documents_dropped']:>9,} of {row['documents_in']:>9,} documents dropped, "
         f"{row['tokens_dropped']:>12,} tokens"
@@ -120,5 +127,6 @@ def _text(out: str, outcome: Cleaned) -> str:
         f"{outcome.given:,} documents = {len(outcome.tapes):,} kept + {len(outcome.dropped):,} dropped; "
         f"{outcome.tapes.n_tokens:,} tokens kept, in {out}"
     )
+    aside = [f"{unread:,} more could not be read as tapes; reasons are in {out}/unread.jsonl"] if unread else []
     where = f"{out}/tapes.jsonl"
-    return "\n".join([*lines, kept, f"go on with --corpus {where}; reasons are in {out}/dropped.jsonl"])
+    return "\n".join([*lines, kept, *aside, f"go on with --corpus {where}; reasons are in {out}/dropped.jsonl"])

@@ -151,14 +151,25 @@ def add_corpus(parser: Parser) -> None:
     parser.set_defaults(corpus_names=names)
 
 
-def read_corpus(args: argparse.Namespace, model: HybridModel | TextSide) -> Corpus:
-    """The tapes that the corpus options describe, cut to the model's context unless told otherwise."""
+def read_corpus(
+    args: argparse.Namespace, model: HybridModel | TextSide, *, quarantine: list[tuple[str, str]] | None = None
+) -> Corpus:
+    """The tapes that the corpus options describe, cut to the model's context unless told otherwise.
+
+    Args:
+        args: The verb's arguments.
+        model: Whose tokenizer and context they take.
+        quarantine: Takes (doc_id, reason) of documents that cannot be used; None stops at the first.
+
+    Returns:
+        The tapes.
+    """
     from workbench.corpus import corpus
 
     options = {"max_tokens": model.config.max_position_embeddings, **given(args, args.corpus_names)}
     if args.seed is not None:
         options["seed"] = args.seed
-    return corpus(args.corpus, tokenizer=model.tokenizer, **options)
+    return corpus(args.corpus, tokenizer=model.tokenizer, quarantine=quarantine, **options)
 
 
 def show(outcome: Outcome, *, as_json: bool) -> None:

@@ -24,6 +24,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     from workbench.core.schemas import SEQUENCE_DTYPES
     from workbench.datasets import ExtractOptions, SequenceOptions, extract
     from workbench.datasets.engine import ENGINES, EngineOptions
+    from workbench.datasets.left_out import ON_BAD
 
     parser = Parser(
         "extract",
@@ -42,14 +43,14 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         ExtractOptions,
         title="records",
         skip=("seed",),
-        choices={"hidden_dtype": SEQUENCE_DTYPES},
+        choices={"hidden_dtype": SEQUENCE_DTYPES, "on_bad": ON_BAD},
         kinds={"anchors": Kind(anchors, "N|all|P,P,...")},
         defaults={"top_k": "64; of a sequence store none"},
     )
     store = add_options(
         parser,
         SequenceOptions,
-        title="sequence store, beside --hidden-dtype (fp8 as well), --top-k, --temperature, --chunk and --batch",
+        title="sequence store, beside --hidden-dtype (fp8 as well), --top-k, --temperature, --chunk, --batch, --on-bad",
         skip=names,
         kinds={"taps": Kind(layers, "L,L,...")},
         defaults={"taps": "none"},
@@ -69,8 +70,9 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> Outcome:
     """Extract, and return what was written."""
-    from workbench.datasets import ExtractOptions, SequenceOptions, extract, extract_sequences
+    from workbench.datasets import ExtractOptions, SequenceOptions, extract, extract_sequences, load_quarantine
     from workbench.datasets.engine import EngineOptions
+    from workbench.datasets.left_out import QUARANTINE_FILE
 
     options = given(args, args.names)
     kind: Any = SequenceOptions if args.kind == "sequence" else ExtractOptions
@@ -92,14 +94,16 @@ def run(args: argparse.Namespace) -> Outcome:
     began = perf_counter()
     records = write(model, tapes, out=args.out, **options, **given(args, args.resume_names))
     seconds = perf_counter() - began
-    manifest = Manifest.read(args.out)
+    manifest, aside = Manifest.read(args.out), load_quarantine(args.out)
+    documents, tokens = (manifest.counts[name] for name in ("documents", "tokens"))
     data = {
         "verb": "extract",
         "kind": args.kind,
         "out": args.out,
         "records": len(records),
-        "documents": len(tapes),
-        "tokens": tapes.n_tokens,
+        "documents": documents,
+        "tokens": tokens,
+        "quarantined": aside.select("doc_id", "reason").to_dicts(),
         "corpus": tapes.name,
         "shards": len(manifest.shards),
         "bytes": sum(shard["bytes"] for shard in manifest.shards),
@@ -108,9 +112,13 @@ def run(args: argparse.Namespace) -> Outcome:
         "exact": manifest.model["exact"],
         "seconds": seconds,
     }
+    left_out = ""
+    if len(aside):
+        left_out = f"{len(tapes):,} tapes = {documents:,} stored + {len(aside):,} left out; reasons are in "
+        left_out += f"{args.out}/{QUARANTINE_FILE}\n"
     text = (
-        f"{len(records):,} records of {len(tapes):,} tapes ({tapes.n_tokens:,} tokens) in {args.out}: "
-        f"{len(manifest.shards)} shards, {data['bytes']:,} bytes, {seconds:.1f} s\n"
+        f"{len(records):,} records of {documents:,} tapes ({tokens:,} tokens) in {args.out}: "
+        f"{len(manifest.shards)} shards, {data['bytes']:,} bytes, {seconds:.1f} s\n{left_out}"
         f"open them with workbench.{KINDS[args.kind]}({args.out!r}) or datasets.load_from_disk({args.out!r})"
     )
     return Outcome(data, text)

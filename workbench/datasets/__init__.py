@@ -8,6 +8,7 @@ from workbench.datasets.k_cost import topk_cost
 from workbench.datasets.law_rows import topk_rows
 from workbench.datasets.laws import bucket_divergence
 from workbench.datasets.layouts import record_bytes
+from workbench.datasets.left_out import load_quarantine
 from workbench.datasets.norm import post_norm, rebuilt_logits
 from workbench.datasets.options import ExtractOptions
 from workbench.datasets.quarantine import quarantine
@@ -28,6 +29,7 @@ __all__ = [
     "generate_corpus",
     "load_anchors",
     "load_answers",
+    "load_quarantine",
     "load_sequences",
     "post_norm",
     "quarantine",

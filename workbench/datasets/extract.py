@@ -3,7 +3,8 @@
 Documents run in groups, each from its own position, and only rows that a record needs are scored; nothing after the
 last of them is run. Records are made and written on a thread of its own, in the order of the corpus, while the next
 chunks run. What is held is the caches of one group, the rows its open records need, and records of documents that came
-before their turn, so memory does not depend on the number of tapes.
+before their turn, so memory does not depend on the number of tapes; a run that may leave documents out also holds the
+records of the one whose turn it is, until its last.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +25,12 @@ from workbench.datasets.anchors import Anchors, anchor_positions, slot_mask
 from workbench.datasets.engine import EngineOptions, Job, fill
 from workbench.datasets.estimate import tape_bytes
 from workbench.datasets.groups import batch_limit, plan_groups
+from workbench.datasets.left_out import kept_counts, quarantine_bytes
 from workbench.datasets.norm import NORM_FILE, norm_bytes, row_facts
 from workbench.datasets.options import ExtractOptions
 from workbench.datasets.passes import Passed, filled_records, run_group
 from workbench.datasets.provenance import DOCUMENTS_FILE, as_corpus, check_tapes, documents_bytes, new_manifest
-from workbench.datasets.shards import Part, ShardDirectory, in_order, load_shards, plan_shards
+from workbench.datasets.shards import Part, ShardDirectory, in_order, load_shards, plan_shards, without_rows
 from workbench.datasets.window import Filled, Window
 from workbench.model.hybrid import HybridModel
 from workbench.model.transfer import HostCopies
@@ -53,6 +56,7 @@ def extract(
     hidden_dtype: str = ExtractOptions.hidden_dtype,
     shard_rows: int = ExtractOptions.shard_rows,
     batch: int | None = ExtractOptions.batch,
+    on_bad: str = ExtractOptions.on_bad,
     exact: bool | None = None,
     resume: bool = True,
     engine: str = EngineOptions.engine,
@@ -81,6 +85,10 @@ def extract(
         shard_rows: Records after which a shard ends, at the end of a document; default 2,048.
         batch: Documents that run together; None, the default, for one on a CPU, and on a GPU for as many as fill a
             forward. In exact mode the bytes do not depend on it; in fast mode they do, at the level of rounding.
+        on_bad: What is done about a document whose rows are not finite or do not add up: "stop" ends the
+            run; "quarantine" leaves the whole document out and lists it with its reason, for ``load_quarantine``,
+            while shards stay cut where they were and records of other documents as they are. Default "stop"; a run
+            that stopped can go on with "quarantine".
         exact: Numerical class; None for the model's own.
         resume: Go on with a directory that an equal run left; False refuses one that holds anything.
         engine: "local", in this process, or "ray", by workers that hold one model each; the bytes are the same in
@@ -93,12 +101,13 @@ def extract(
         The records, memory-mapped, in the order of the tapes.
 
     Raises:
-        UserError: An option, a tape or the directory is not valid; nothing is left behind then.
+        UserError: An option, a tape or the directory is not valid, or every document would be left out; nothing is
+            left behind then.
         NonFiniteError: A row of logits holds NaN or infinity.
 
     Source: DSpark anchor records, for which the target's row at p + j supervises slot j.
     """
-    options = ExtractOptions(gamma, top_k, temperature, anchors, chunk, seed, hidden_dtype, shard_rows, batch)
+    options = ExtractOptions(gamma, top_k, temperature, anchors, chunk, seed, hidden_dtype, shard_rows, batch, on_bad)
     place = EngineOptions(engine, workers, ray_address, num_gpus)
     options.check_vocabulary(model.config.vocab_size)
     corpus = as_corpus(tapes)
@@ -123,12 +132,11 @@ def extract(
             files={NORM_FILE: norm_bytes(model), DOCUMENTS_FILE: documents_bytes(corpus)},
             expected=tape_bytes(schema, rows, corpus.tapes),
             resume=resume,
+            leaves_out=partial(quarantine_bytes, corpus.tapes) if options.on_bad == "quarantine" else None,
         )
         with directory:
             fill(directory, Extraction("extract", fed, schema, corpus.tapes, options), model, place)
-            directory.finish(
-                {"documents": len(corpus), "records": sum(rows), "tokens": corpus.n_tokens, "rows_run": sum(fed)}
-            )
+            directory.finish(kept_counts(directory.manifest, corpus.tapes, rows) | {"rows_run": sum(fed)})
     return load_anchors(out, check_hashes=False)
 
 
@@ -216,11 +224,13 @@ def _parts(
 ) -> Iterator[Part]:
     """Records of the wanted documents, in their order."""
     every = (
-        Part(document, _batch(tapes[document], filled, options, schema), last)
+        without_rows(document, filled)
+        if isinstance(filled, str)
+        else Part(document, _batch(tapes[document], filled, options, schema), last)
         for passed in passes
-        for document, filled, last in filled_records(passed, tapes)
+        for document, filled, last in filled_records(passed, tapes, on_bad=options.on_bad)
     )
-    return in_order(every, documents)
+    return in_order(every, documents, whole=options.on_bad == "quarantine")
 
 
 def _batch(tape: Tape, filled: Filled, options: ExtractOptions, schema: pa.Schema) -> pa.RecordBatch:

@@ -78,7 +78,7 @@ def record_bytes(*paths: str | Path, layers: int = 5, seq_length: int | None = N
         tokens of the documents) and ratio (token_bytes over that of the first dataset).
 
     Raises:
-        UserError: No directory was given, or they are not of one model and corpus.
+        UserError: No directory was given, or they are not of one model and corpus, or do not leave out the same of it.
         CheckpointError: A directory is no finished dataset of these kinds.
     """
     import polars as pl
@@ -96,7 +96,12 @@ def record_bytes(*paths: str | Path, layers: int = 5, seq_length: int | None = N
                     f"{path} is of another {part} than {paths[0]} ({theirs} and {ours}): compare datasets of one model "
                     "and one corpus"
                 )
-    tokens, documents = first.corpus["tokens"], first.corpus["documents"]
+        if (stored := manifest.counts["tokens"]) != first.counts["tokens"]:
+            raise UserError(
+                f"{path} stores {stored:,} tokens and {paths[0]} {first.counts['tokens']:,}, since they leave out "
+                "other documents: compare datasets of the same documents"
+            )
+    tokens, documents = first.counts["tokens"], first.counts["documents"]
     rows = []
     for path, manifest in zip(paths, manifests, strict=True):
         unit, total = UNITS[manifest.kind], sum(shard["bytes"] for shard in manifest.shards)

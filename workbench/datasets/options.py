@@ -9,6 +9,7 @@ from typing import Any
 from workbench.core.errors import check_choice, check_int, check_real
 from workbench.core.schemas import HIDDEN_DTYPES
 from workbench.datasets.anchors import Anchors, check_anchors
+from workbench.datasets.left_out import ON_BAD
 
 LEAST_TEMPERATURE = 1e-4
 
@@ -28,6 +29,8 @@ class ExtractOptions:
         shard_rows: Records after which a shard ends, at the end of a document; default 2,048.
         batch: Documents that run together; None, the default, for one on a CPU, and on a GPU for as many as fill a
             forward. In exact mode the bytes do not depend on it; in fast mode they do, at the level of rounding.
+        on_bad: What is done about a document whose rows are not finite or do not add up: "stop" ends the
+            run, "quarantine" leaves the whole document out and lists it with its reason; default "stop".
 
     Raises:
         UserError: A value is out of range; the sentence names it, the range and the remedy.
@@ -42,6 +45,7 @@ class ExtractOptions:
     hidden_dtype: str = "bfloat16"
     shard_rows: int = 2048
     batch: int | None = None
+    on_bad: str = "stop"
 
     def __post_init__(self) -> None:
         greedy = "for the greedy pick read the first of top_ids, which is the same at every temperature"
@@ -55,6 +59,7 @@ class ExtractOptions:
             "hidden_dtype": check_choice("hidden_dtype", self.hidden_dtype, HIDDEN_DTYPES),
             "shard_rows": check_int("shard_rows", self.shard_rows, low=1),
             "batch": None if self.batch is None else check_int("batch", self.batch, low=1),
+            "on_bad": check_choice("on_bad", self.on_bad, ON_BAD),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -64,7 +69,7 @@ class ExtractOptions:
         check_int("top_k", self.top_k, low=1, high=vocab_size, hint="the vocabulary has no more ids")
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready mapping for a manifest."""
+        """JSON-ready mapping for a manifest, without ``on_bad``: it changes no record of a document that is stored."""
         anchors = self.anchors
         listed = {name: list(p) for name, p in sorted(anchors.items())} if isinstance(anchors, Mapping) else anchors
         return {

@@ -166,15 +166,19 @@ def _trunk(trunk_CH: Tensor, hidden_dtype: str) -> dict[str, Tensor]:
     return {"hidden": stored, "whole": trunk_CH.isfinite().all(-1)}
 
 
-def filled_records(passed: Passed, tapes: Sequence[Tape]) -> Iterator[tuple[int, Filled, bool]]:
+def filled_records(
+    passed: Passed, tapes: Sequence[Tape], *, on_bad: str = ExtractOptions.on_bad
+) -> Iterator[tuple[int, Filled | str, bool]]:
     """What a chunk completes.
 
     Args:
         passed: The chunk.
         tapes: All documents, by index.
+        on_bad: "stop" at a row that is refused, or "quarantine", which goes on without its document; default "stop".
 
     Yields:
-        Index of a document, records of it in order, and whether they are its last.
+        Index of a document, records of it in order, and whether they are its last; of a document that is left out the
+        reason instead, once, whatever records came before.
 
     Raises:
         NonFiniteError: A row of logits holds NaN or infinity; the message names document and position.
@@ -186,7 +190,7 @@ def filled_records(passed: Passed, tapes: Sequence[Tape]) -> Iterator[tuple[int,
         scored, carriers, window = passed.scored[b], passed.carriers[b], passed.windows[b]
         rows, trunks = slice(r, r + len(scored)), slice(c, c + len(carriers))
         r, c = rows.stop, trunks.stop
-        if not len(scored) and not len(carriers):
+        if window.refused or (not len(scored) and not len(carriers)):
             continue
         try:
             kept = None
@@ -197,7 +201,11 @@ def filled_records(passed: Passed, tapes: Sequence[Tape]) -> Iterator[tuple[int,
             check_whole(columns["whole"][trunks], carriers)
         except UserError as error:
             error.args = (f"document {tapes[document].doc_id!r}: {error}",)
-            raise
+            if on_bad == "stop":
+                raise
+            window.refused = True
+            yield document, str(error), True
+            continue
         hidden = columns["hidden"][trunks]
         stored = hidden.view(np.uint16) if hidden.dtype == np.int16 else hidden
         filled = window.add(passed.ends[b], scored, kept, stored)

@@ -15,25 +15,35 @@ BATCH_ROWS = 256  # rows held before they are written as one record batch
 
 
 class Part(NamedTuple):
-    """Rows of one document.
+    """Rows of one document, or why it has none.
 
     Args:
         document: Its index.
-        batch: The rows.
+        batch: The rows; None for a document that is left out.
         last: No more of its rows come.
+        reason: Why it is left out; "" when it is not.
     """
 
     document: int
-    batch: pa.RecordBatch
+    batch: pa.RecordBatch | None
     last: bool
+    reason: str = ""
 
 
-def in_order(parts: Iterable[Part], documents: Sequence[int]) -> Iterator[Part]:
+def without_rows(document: int, reason: str) -> Part:
+    """The only part of a document that has no rows."""
+    assert reason, f"document {document} is left out without a reason"
+    return Part(document, None, True, reason)
+
+
+def in_order(parts: Iterable[Part], documents: Sequence[int], *, whole: bool = False) -> Iterator[Part]:
     """The parts of some documents, document by document; others are dropped.
 
     Args:
         parts: In order within each document; documents may be mixed.
         documents: Whose parts are wanted, in this order.
+        whole: Hold every document until its last part; one that turns out to be left out then has no other part.
+            Default False, for parts that leave nothing out.
 
     Yields:
         Each part as soon as those before it are there; what comes early is held.
@@ -43,8 +53,11 @@ def in_order(parts: Iterable[Part], documents: Sequence[int]) -> Iterator[Part]:
     now = next(waiting, None)
     for part in parts:
         if part.document in held:
+            if part.batch is None:
+                assert whole, f"document {part.document} is left out and rows of it may be written already"
+                held[part.document].clear()
             held[part.document].append(part)
-        while now is not None and held[now]:
+        while now is not None and held[now] and (held[now][-1].last or not whole):
             ready, held[now] = held[now], []
             yield from ready
             if not ready[-1].last:
@@ -88,10 +101,13 @@ def even_batches(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Re
         yield settled(pa.concat_batches(held))
 
 
-def rows_until(document: int, parts: Iterator[Part]) -> Iterator[pa.RecordBatch]:
-    """Rows of parts up to the end of a document."""
+def rows_until(document: int, parts: Iterator[Part], aside: dict[int, str]) -> Iterator[pa.RecordBatch]:
+    """Rows of parts up to the end of a document; ``aside`` takes why documents before it, or it, have none."""
     for part in parts:
-        yield part.batch
+        if part.batch is None:
+            aside[part.document] = part.reason
+        else:
+            yield part.batch
         if part.last and part.document == document:
             return
     raise AssertionError(f"document {document} did not come to its end")

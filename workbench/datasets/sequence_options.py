@@ -9,6 +9,7 @@ from typing import Any
 
 from workbench.core.errors import UserError, check_choice, check_int, check_real
 from workbench.core.schemas import SEQUENCE_DTYPES
+from workbench.datasets.left_out import ON_BAD
 from workbench.datasets.options import LEAST_TEMPERATURE
 
 VALUE_BYTES = {"bfloat16": 2, "float32": 4, "fp8": 1}
@@ -28,6 +29,8 @@ class SequenceOptions:
         shard_tokens: Tokens after which a shard ends, at the end of a document; default 65,536.
         batch: Documents that run together; None, the default, for one on a CPU, and on a GPU for as many as fill a
             forward. In exact mode the bytes do not depend on it; in fast mode they do, at the level of rounding.
+        on_bad: What is done about a document whose rows are not finite or do not add up: "stop" ends the
+            run, "quarantine" leaves the whole document out and lists it with its reason; default "stop".
 
     Raises:
         UserError: A value is out of range; the sentence names it, the range and the remedy.
@@ -40,6 +43,7 @@ class SequenceOptions:
     chunk: int = 512
     shard_tokens: int = 65536
     batch: int | None = None
+    on_bad: str = "stop"
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -50,6 +54,7 @@ class SequenceOptions:
             "chunk": check_int("chunk", self.chunk, low=1),
             "shard_tokens": check_int("shard_tokens", self.shard_tokens, low=1),
             "batch": None if self.batch is None else check_int("batch", self.batch, low=1),
+            "on_bad": check_choice("on_bad", self.on_bad, ON_BAD),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -82,8 +87,9 @@ class SequenceOptions:
         return 4 + 1 / 8 + row * (1 + len(self.taps)) + (0 if self.top_k is None else 12 * self.top_k + 12)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready mapping for a manifest."""
-        return asdict(self) | {"taps": list(self.taps)}
+        """JSON-ready mapping for a manifest, without ``on_bad``: it changes nothing of a document that is stored."""
+        shaping = {name: value for name, value in asdict(self).items() if name != "on_bad"}
+        return shaping | {"taps": list(self.taps)}
 
 
 def _check_taps(taps: Any) -> tuple[int, ...]:

@@ -83,17 +83,23 @@ def run_documents(
 
 
 def whole_documents(
-    stretches: Iterable[Stretch], tapes: Sequence[Tape], wanted: Collection[int]
-) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    stretches: Iterable[Stretch],
+    tapes: Sequence[Tape],
+    wanted: Collection[int],
+    *,
+    on_bad: str = SequenceOptions.on_bad,
+) -> Iterator[tuple[int, dict[str, np.ndarray] | str]]:
     """Put chunks together to documents.
 
     Args:
         stretches: Chunks, in order within each document.
         tapes: All documents, by index.
         wanted: Indices of the documents to hand out; rows of others are dropped.
+        on_bad: "stop" at a row that is refused, or "quarantine", which goes on without its document; default "stop".
 
     Yields:
-        Index of a document and its columns, [S, ...] each, as soon as its last chunk has come.
+        Index of a document and its columns, [S, ...] each, as soon as its last chunk has come; of one that is left
+        out the reason, as soon as it is known.
 
     Raises:
         NonFiniteError: A row of logits holds NaN or infinity; the message names document and position.
@@ -112,7 +118,12 @@ def whole_documents(
                 _check(part, np.arange(at.start, at.stop))
             except UserError as error:
                 error.args = (f"document {tapes[document].doc_id!r}: {error}",)
-                raise
+                if on_bad == "stop":
+                    raise
+                wanted.discard(document)
+                held.pop(document, None)
+                yield document, str(error)
+                continue
             kept = {name: x for name, x in part.items() if not name.endswith(CHECKS)}
             if document not in held:
                 held[document] = {name: np.empty((size, *x.shape[1:]), x.dtype) for name, x in kept.items()}

@@ -8,6 +8,7 @@ written on a thread of its own, one record batch per document, so memory does no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,12 @@ from workbench.core.schemas import sequence_schema
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets.extract import numerical_class
 from workbench.datasets.groups import WINDOW, batch_limit, plan_groups
+from workbench.datasets.left_out import kept_counts, quarantine_bytes
 from workbench.datasets.norm import LAYERS, NORM_FILE, norm_bytes, row_facts
 from workbench.datasets.provenance import DOCUMENTS_FILE, as_corpus, check_tapes, documents_bytes, new_manifest
 from workbench.datasets.sequence_options import SequenceOptions
 from workbench.datasets.sequence_passes import Stretch, run_documents, sparse_names, whole_documents
-from workbench.datasets.shards import Part, ShardDirectory, in_order, load_shards, plan_shards
+from workbench.datasets.shards import Part, ShardDirectory, in_order, load_shards, plan_shards, without_rows
 from workbench.model.hybrid import HybridModel
 from workbench.model.transfer import HostCopies
 
@@ -51,6 +53,7 @@ def extract_sequences(
     chunk: int = SequenceOptions.chunk,
     shard_tokens: int = SequenceOptions.shard_tokens,
     batch: int | None = SequenceOptions.batch,
+    on_bad: str = SequenceOptions.on_bad,
     exact: bool | None = None,
     resume: bool = True,
 ) -> datasets.Dataset:
@@ -72,18 +75,20 @@ def extract_sequences(
         chunk: Tokens per forward; default 512.
         shard_tokens: Tokens after which a shard ends, at the end of a document; default 65,536.
         batch: Documents that run together; None for as many as fill a forward on a GPU, and one on a CPU.
+        on_bad: What is done about a document whose rows are not finite or do not add up: "stop" ends the
+            run; "quarantine" leaves it out and lists it with its reason, for ``load_quarantine``. Default "stop".
         exact: Numerical class; None for the model's own. In exact mode the shards' bytes depend neither on chunk nor
             on batch.
         resume: Go on with a directory that an equal run left; False refuses one that holds anything.
 
     Returns:
-        The store, memory-mapped, in the order of the tapes; ``read_sequence`` gives a document's arrays.
+        The store, memory-mapped, its documents in the order of the tapes; ``read_sequence`` gives one's arrays.
 
     Raises:
         UserError: An option, a tape or the directory is not valid; nothing is left behind then.
         NonFiniteError: A row of logits holds NaN or infinity.
     """
-    options = SequenceOptions(taps, hidden_dtype, top_k, temperature, chunk, shard_tokens, batch)  # type: ignore[arg-type]
+    options = SequenceOptions(taps, hidden_dtype, top_k, temperature, chunk, shard_tokens, batch, on_bad)  # type: ignore[arg-type]
     options.check_model(vocab_size=model.config.vocab_size, layers=model.config.num_layers)
     corpus = as_corpus(tapes)
     check_tapes(model, corpus)
@@ -101,15 +106,16 @@ def extract_sequences(
             files={NORM_FILE: norm_bytes(model), DOCUMENTS_FILE: documents_bytes(corpus)},
             expected=[round(options.token_bytes(model.config.hidden_size) * n) for n in sizes],
             resume=resume,
+            leaves_out=partial(quarantine_bytes, corpus.tapes) if options.on_bad == "quarantine" else None,
         )
         with directory:
             directory.stream(
                 lambda documents, bar: _stretches(model, corpus.tapes, documents, options, bar),
-                lambda stretches, documents: _parts(stretches, corpus.tapes, documents, schema),
+                lambda stretches, documents: _parts(stretches, corpus.tapes, documents, options, schema),
                 sizes=sizes,
                 desc="extract",
             )
-            directory.finish({"documents": len(corpus), "records": len(corpus), "tokens": corpus.n_tokens})
+            directory.finish(kept_counts(directory.manifest, corpus.tapes, [1] * len(corpus)))
     return load_sequences(out, check_hashes=False)
 
 
@@ -162,14 +168,20 @@ def _stretches(
 
 
 def _parts(
-    stretches: Iterator[Stretch], tapes: Sequence[Tape], documents: Sequence[int], schema: pa.Schema
+    stretches: Iterator[Stretch],
+    tapes: Sequence[Tape],
+    documents: Sequence[int],
+    options: SequenceOptions,
+    schema: pa.Schema,
 ) -> Iterator[Part]:
     """The wanted documents, in their order."""
     every = (
-        Part(document, _batch(tapes[document], columns, schema), True)
-        for document, columns in whole_documents(stretches, tapes, documents)
+        without_rows(document, found)
+        if isinstance(found, str)
+        else Part(document, _batch(tapes[document], found, schema), True)
+        for document, found in whole_documents(stretches, tapes, documents, on_bad=options.on_bad)
     )
-    return in_order(every, documents)
+    return in_order(every, documents, whole=True)
 
 
 def _batch(tape: Tape, columns: Mapping[str, np.ndarray], schema: pa.Schema) -> pa.RecordBatch:

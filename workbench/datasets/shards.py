@@ -1,9 +1,10 @@
 """A dataset directory in the making: Arrow IPC stream shards, a manifest, and what is still to do.
 
-A shard holds a fixed range of documents. It is written to a temporary name while its hash is taken, synced, listed with
-its hash, and only then renamed: at no moment has a shard its name and is not known. What is done is read from the
-directory, so that a killed run goes on where it stopped and ends with the bytes of an uninterrupted one; what was left
-is proven by its hashes while the rest is made, and made again where it is broken.
+A shard holds a fixed range of documents, less those that the run leaves out, which its entry in the manifest names with
+their reasons. It is written to a temporary name while its hash is taken, synced, listed with its hash, and only then
+renamed: at no moment has a shard its name and is not known. What is done is read from the directory, so that a killed
+run goes on where it stopped and ends with the bytes of an uninterrupted one; what was left is proven by its hashes
+while the rest is made, and made again where it is broken.
 ``datasets.load_from_disk`` opens a finished directory as it is. This module knows nothing of models or of what the
 columns mean.
 """
@@ -25,7 +26,8 @@ from workbench.core.progress import progress, say
 from workbench.core.sealed import sync_directory
 from workbench.datasets.background import Background
 from workbench.datasets.estimate import LISTING, batch_bytes, check_room
-from workbench.datasets.plan import BATCH_ROWS, Part, even_batches, in_order, plan_shards, rows_until
+from workbench.datasets.left_out import LISTED, QUARANTINE_FILE, about, reasons
+from workbench.datasets.plan import BATCH_ROWS, Part, even_batches, in_order, plan_shards, rows_until, without_rows
 from workbench.datasets.proof import Proof, unharmed, verify
 from workbench.datasets.shardfile import refusing, temporary_name, write_shard_file
 
@@ -33,11 +35,21 @@ if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
 
-__all__ = ["BATCH_ROWS", "Part", "ShardDirectory", "even_batches", "in_order", "load_shards", "plan_shards", "verify"]
+__all__ = [
+    "BATCH_ROWS",
+    "Part",
+    "ShardDirectory",
+    "even_batches",
+    "in_order",
+    "load_shards",
+    "plan_shards",
+    "verify",
+    "without_rows",
+]
 
 T = TypeVar("T")
 
-OWN = ("state.json", "dataset_info.json")  # what ``datasets.load_from_disk`` reads besides shards
+OWN = ("state.json", "dataset_info.json", QUARANTINE_FILE)  # written at the end of a run, the last one if need be
 
 
 class ShardDirectory:
@@ -51,6 +63,8 @@ class ShardDirectory:
         files: Small files beside the shards, by name.
         expected: Bytes that the rows of every document take, from ``estimate.document_bytes``; None checks no room.
         resume: Go on with a directory that an equal run left; False refuses one that holds anything.
+        leaves_out: Makes ``quarantine.jsonl`` of why documents are left out, by index; None, the default, for runs that
+            leave none out, which do not go on where some have been.
 
     Raises:
         UserError: The directory holds something else, another run's data, is being written by another process, cannot
@@ -71,10 +85,13 @@ class ShardDirectory:
         files: Mapping[str, bytes] | None = None,
         expected: Sequence[int] | None = None,
         resume: bool = True,
+        leaves_out: Callable[[Mapping[int, str]], bytes] | None = None,
     ) -> None:
         self.out, self.manifest, self.plan, self.schema = out, manifest, list(plan), schema
         self._files, self._expected, self._resume = dict(files or {}), expected, resume
-        self._versions = manifest.versions
+        self._leaves_out, self._versions = leaves_out, manifest.versions
+        self._aside: dict[int, str] = {}
+        self._aside_count = 0
         self._proof: Proof | None = None
         self._made: list[Path] = []
         self._lock, self._claimed = -1, False
@@ -168,6 +185,7 @@ class ShardDirectory:
             before.complete &= len(shards) == len(before.shards) and len(files) == len(before.files)
             before.shards, before.files = shards, files
             self.manifest = self.carried(before)
+            self._aside_count = len(self.aside)
             self._proof = Proof(self.out, {shard["file"]: shard["sha256"] for shard in shards})
             if not self.proves_later:
                 self._drop_broken()
@@ -222,6 +240,7 @@ class ShardDirectory:
             say(f"{self.out}: made again, since their bytes are not those that were written: {names}")
             self.manifest.shards = [shard for shard in self.manifest.shards if shard["file"] not in broken]
             self.manifest.complete = False
+            self._aside_count = len(self.aside)
         self._proof = None
 
     def recheck(self) -> list[int]:
@@ -240,7 +259,10 @@ class ShardDirectory:
 
     def differences(self, before: Manifest) -> list[str]:
         """What keeps the directory's manifest and this run's from describing one run, as phrases."""
-        return before.differences(self.manifest)
+        found = before.differences(self.manifest)
+        if self._leaves_out is None and (aside := reasons(before.shards)):
+            found.append(f"on_bad is 'quarantine' there, which left out {len(aside):,}, and 'stop' now")
+        return found
 
     def carried(self, before: Manifest) -> Manifest:
         """The manifest to go on with: the directory's own, of files that are there and unharmed."""
@@ -260,6 +282,16 @@ class ShardDirectory:
     def documents(self) -> list[int]:
         """Documents of the shards that are still to be written."""
         return [i for index in self.pending for i in range(*self.plan[index])]
+
+    @property
+    def aside(self) -> dict[int, str]:
+        """Why a document is left out, by its index, as far as shards are finished."""
+        return reasons(self.manifest.shards)
+
+    @property
+    def note(self) -> str:
+        """What a progress bar says beside its numbers: how many documents are left out so far."""
+        return f"{self._aside_count:,} left out" if self._aside_count else ""
 
     # ---------------------------------------------------------------- writing
 
@@ -288,10 +320,12 @@ class ShardDirectory:
         self.manifest.list_shard(self.out, entry)
         os.replace(temporary_name(final), final)
         sync_directory(self.out)
+        self._aside_count += len(entry.get(LISTED, ()))
 
     def holds(self, index: int) -> dict[str, Any]:
-        """What the manifest says of a shard's contents."""
-        return {"documents": list(self.plan[index])}
+        """What the manifest says of a shard's contents, once its rows are written."""
+        aside = [[i, self._aside[i]] for i in range(*self.plan[index]) if i in self._aside]
+        return {"documents": list(self.plan[index])} | ({LISTED: aside} if aside else {})
 
     def fill(
         self, batches: Callable[[slice, Any], Iterable[pa.RecordBatch]], *, sizes: Sequence[int], desc: str
@@ -342,19 +376,21 @@ class ShardDirectory:
     ) -> None:
         with (
             progress(sum(sizes[i] for i in documents), desc=desc, unit="tok") as bar,
-            Background[T](lambda given: self._write_parts(parts(given, documents))) as writer,
+            Background[T](lambda given: self._write_parts(parts(given, documents), bar)) as writer,
         ):
             for item in items(documents, bar):
                 writer.put(item)
 
-    def _write_parts(self, parts: Iterable[Part]) -> None:
+    def _write_parts(self, parts: Iterable[Part], bar: Any) -> None:
         given = iter(parts)
         for index in self.pending:
-            self.write(index, rows_until(self.plan[index][1] - 1, given))
+            self.write(index, rows_until(self.plan[index][1] - 1, given, self._aside))
+            if self.note:
+                bar.set_postfix_str(self.note)
         assert next(given, None) is None, "every part belongs to a pending shard"
 
     def finish(self, counts: Mapping[str, int]) -> None:
-        """Write what ``datasets.load_from_disk`` reads, and mark the directory complete.
+        """Write what ``datasets.load_from_disk`` reads and the list of what is left out; mark the directory complete.
 
         Args:
             counts: Totals for the manifest.
@@ -368,9 +404,13 @@ class ShardDirectory:
         manifest = self.manifest
         if manifest.complete:
             return
+        aside = self.aside
+        quarantine = b"" if self._leaves_out is None else self._leaves_out(aside)
+        assert quarantine.count(b"\n") == len(aside), "every document that is left out is listed"
         hashes = "".join(shard["sha256"] for shard in manifest.shards)
         features = datasets.Features.from_arrow_schema(self.schema).to_dict()
-        info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
+        described = about(aside, manifest.corpus.get("documents", 0))
+        info = {"citation": "", "description": described, "features": features, "homepage": "", "license": ""}
         state: dict[str, Any] = {
             "_data_files": [{"filename": shard["file"]} for shard in manifest.shards],
             "_fingerprint": hashlib.sha256(hashes.encode()).hexdigest()[:16],
@@ -383,12 +423,14 @@ class ShardDirectory:
         with refusing(self.out):
             for name, value in (("dataset_info.json", info), ("state.json", state)):
                 manifest.files[name] = sha256_file(write_json(self.out / name, value))
+            if quarantine:
+                manifest.files[QUARANTINE_FILE] = sha256_file(write_atomic(self.out / QUARANTINE_FILE, quarantine))
             manifest.counts, manifest.complete = dict(counts), True
             manifest.write(self.out)
 
 
 def load_shards(path: str | Path, *, kind: str, check_hashes: bool = True) -> datasets.Dataset:
-    """Open a finished dataset directory, memory-mapped.
+    """Open a finished dataset directory, memory-mapped; say how many documents it leaves out, if any.
 
     Args:
         path: The directory.
@@ -410,6 +452,8 @@ def load_shards(path: str | Path, *, kind: str, check_hashes: bool = True) -> da
             f"{path} is incomplete ({len(manifest.shards)} shards are done): run again into it to go on, or delete it"
         )
     verify(path, manifest, hashes=check_hashes)
+    if aside := reasons(manifest.shards):
+        say(f"{path}: {about(aside, manifest.corpus['documents'])}")
     import datasets
 
     return datasets.load_from_disk(str(path))

@@ -39,6 +39,7 @@ class Window:
         self.positions, self.gamma = positions, gamma
         self.scored = np.unique(positions[:, None] + np.arange(gamma))
         self.done = 0
+        self.refused = False  # a row of the tape is not sound, and no record of it is wanted any more
         self._rows: SparseRows | None = None
         self._rows_at = np.zeros(0, dtype=np.int64)
         self._hidden: np.ndarray | None = None

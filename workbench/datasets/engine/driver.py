@@ -80,7 +80,7 @@ def _fill(
                 raise unpacked(said["error"])
             began.append(said["began"])
             if admit(directory, stage / said["file"], said["entry"]):
-                bar.set_postfix_str("")
+                bar.set_postfix_str(directory.note)
                 bar.update(tokens[said["shard"]])
         if directory.pending:
             raise UserError(f"{len(directory.pending)} shards did not come back from the workers: run again to go on")
