@@ -107,7 +107,7 @@ def named_first(self: ShardDirectory, entry: dict[str, Any]) -> None:
     self.manifest.list_shard(self.out, entry)
 
 
-def obey(order: dict[str, Any], engines: dict[str, Callable[[str], Any]]) -> None:
+def obey(order: dict[str, Any], engines: dict[str, Callable[..., Any]]) -> None:
     """Run one order."""
     mistake = order.get("mistake")
     state = {"commit": str(os.getpid()) if mistake == "a state of its own" else "c", "dirty": False}
@@ -120,7 +120,7 @@ def obey(order: dict[str, Any], engines: dict[str, Callable[[str], Any]]) -> Non
     if "steps" in order:
         steps.install()
     with quiet():
-        engines[order["engine"]](order["out"])
+        engines[order["engine"]](order["out"], **order.get("given", {}))
     if "steps" in order:
         Path(order["steps"]).write_text(str(steps.count))
 
@@ -129,7 +129,8 @@ def main() -> None:
     """Serve orders until there are no more."""
     import datasets  # noqa: F401  (forked runs have it already)
 
-    from workbench.datasets import extract
+    from workbench.datasets import extract, extract_sequences
+    from workbench.datasets.export import export
 
     spec = importlib.util.spec_from_file_location("conftest", Path(__file__).resolve().parents[1] / "conftest.py")
     assert spec is not None and spec.loader is not None
@@ -139,7 +140,12 @@ def main() -> None:
     model, random = conftest.build_tiny(), np.random.default_rng(3)
     tapes = Corpus([Tape(f"d{i}", random.integers(0, 83, 30 + i), split="s") for i in range(24)], name="c")
     options: dict[str, Any] = dict(gamma=3, top_k=8, chunk=16, shard_rows=8)
-    engines = {"plain": plain, "extract": lambda out: extract(model, tapes, out=out, **options)}
+    engines: dict[str, Callable[..., Any]] = {
+        "plain": plain,
+        "extract": lambda out: extract(model, tapes, out=out, **options),
+        "sequence": lambda out: extract_sequences(model, tapes, out=out, taps=[1, 3], chunk=64),
+        "export": lambda out, data, to: export(data, to=to, model=model, out=out),
+    }
     for line in sys.stdin:
         pid = os.fork()
         if not pid:
