@@ -14,7 +14,7 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -23,12 +23,16 @@ from torch import Tensor
 from workbench.core.errors import CapabilityError, UserError, check_int
 from workbench.core.manifest import write_json
 from workbench.core.progress import progress
+from workbench.datasets.export.fidelity import Fidelity
 from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportOptions, ExportReport, register
 from workbench.datasets.export.sidecar import Ledger, Sealed, digest, id_digest, mask_digest, seal
 from workbench.datasets.export.source import SequenceSource
 from workbench.datasets.export.staging import staged
+
+if TYPE_CHECKING:
+    from workbench.model.hybrid import HybridModel
 
 VERSION = 2
 RECORD = struct.Struct("<QIIQQQQQ")  # sample, shard, tokens, offsets of the five tensors in the order of FIELDS
@@ -73,7 +77,15 @@ class DeepSpec(Exporter):
     about = "DeepSpec target cache (DSpark, DFlash, EAGLE-3): raw bfloat16 shards with an index"
     options = DeepSpecOptions
 
-    def run(self, data_dir: str | Path, out: str | Path, parts: ModelParts, **options: Any) -> ExportReport:
+    def run(
+        self,
+        data_dir: str | Path,
+        out: str | Path,
+        parts: ModelParts,
+        *,
+        model: HybridModel | None = None,
+        **options: Any,
+    ) -> ExportReport:
         """Write a target cache; see ``Exporter.run``."""
         chosen = DeepSpecOptions(**options)
         source = SequenceSource(data_dir)
@@ -83,6 +95,14 @@ class DeepSpec(Exporter):
         columns = ("ids", "mask", "last", *(f"layer_{i}" for i in layers))
         lengths: list[int] = []
         supervised: list[int] = []
+        fidelity = Fidelity(
+            model,
+            source.manifest,
+            stored=source.hidden_dtype,
+            written=chosen.hidden_dtype,
+            side="post",
+            dtypes=(chosen.hidden_dtype,),
+        )
         with staged(out) as directory:
             with (
                 Ledger(directory, columns) as ledger,
@@ -91,6 +111,7 @@ class DeepSpec(Exporter):
             ):
                 for row in source.documents(layers):
                     last_SH = parts.normed(row.last_SH).to(torch.bfloat16)
+                    fidelity.see(row.tokens_S, last_SH, parts)
                     taps = {i: row.taps[i].to(torch.bfloat16) for i in layers}
                     writer.add(row.tokens_S, row.mask_S, torch.cat(list(taps.values()), -1), last_SH)
                     held = {"ids": id_digest(row.tokens_S), "mask": mask_digest(row.mask_S), "last": digest(last_SH)}
@@ -110,7 +131,9 @@ class DeepSpec(Exporter):
             }
             write_json(directory / MANIFEST, manifest)
             parts.save(directory)
-            size = seal(directory, self.name, source.manifest, {"norm": "post", "layers": list(layers)})
+            rounding = fidelity.result()
+            about = {"norm": "post", "layers": list(layers), "rounding": rounding.to_dict()}
+            size = seal(directory, self.name, source.manifest, about)
         note = f"train with target_model_name_or_path={manifest['target_model_name_or_path']!r}: it is compared"
         return ExportReport(
             format=self.name,
@@ -122,7 +145,8 @@ class DeepSpec(Exporter):
             layers=layers,
             layer_ids=layers,
             norm="post",
-            notes=[note],
+            notes=[note, *filter(None, [rounding.sentence])],
+            rounding=rounding.to_dict(),
         )
 
     def validate(self, out: str | Path) -> list[str]:

@@ -10,7 +10,7 @@ Source: NVIDIA-NeMo/Automodel, ``components/datasets/llm/dspark_cache.py``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,12 +18,16 @@ from torch import Tensor
 from workbench.core.errors import CapabilityError
 from workbench.core.manifest import write_json
 from workbench.datasets.export import nemo
+from workbench.datasets.export.fidelity import Fidelity
 from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportReport, register
 from workbench.datasets.export.sidecar import Ledger, Sealed, digest, id_digest, mask_digest, seal
 from workbench.datasets.export.source import SequenceRow, SequenceSource
 from workbench.datasets.export.staging import staged
+
+if TYPE_CHECKING:
+    from workbench.model.hybrid import HybridModel
 
 FORMAT_VERSION = 1
 WEIGHTS = "target_weights.safetensors"
@@ -36,7 +40,15 @@ class NemoDSpark(Exporter):
     about = "NeMo Automodel offline cache for DSpark: padded safetensors shards"
     options = nemo.NemoOptions
 
-    def run(self, data_dir: str | Path, out: str | Path, parts: ModelParts, **options: Any) -> ExportReport:
+    def run(
+        self,
+        data_dir: str | Path,
+        out: str | Path,
+        parts: ModelParts,
+        *,
+        model: HybridModel | None = None,
+        **options: Any,
+    ) -> ExportReport:
         """Write a DSpark cache; see ``Exporter.run``."""
         chosen = nemo.NemoOptions(**options)
         source = SequenceSource(data_dir)
@@ -51,11 +63,15 @@ class NemoDSpark(Exporter):
                 f"give layers=[{final}] for the last one, which every store holds"
             )
         length, columns = nemo.padded_length(source, chosen.seq_length), ("ids", "mask", "last")
+        fidelity = Fidelity(
+            model, source.manifest, stored=source.hidden_dtype, written=chosen.hidden_dtype, side="post"
+        )
         with staged(out) as directory:
             with Ledger(directory, (*columns, *(f"layer_{i}" for i in layers))) as ledger:
 
                 def sample(_: int, row: SequenceRow) -> dict[str, Tensor]:
                     last_SH = parts.normed(row.last_SH).to(chosen.dtype)
+                    fidelity.see(row.tokens_S, last_SH, parts)
                     taps = {i: last_SH if i == final else row.taps[i].to(chosen.dtype) for i in layers}
                     held = {"ids": id_digest(row.tokens_S), "mask": mask_digest(row.mask_S), "last": digest(last_SH)}
                     ledger.add(row.doc_id, len(row.tokens_S), held | {f"layer_{i}": digest(x) for i, x in taps.items()})
@@ -84,7 +100,9 @@ class NemoDSpark(Exporter):
             write_json(directory / nemo.MANIFEST, manifest)
             _save_weights(directory, parts)
             parts.save(directory)
-            size = seal(directory, self.name, source.manifest, {"norm": "post", "layers": list(layers)})
+            rounding = fidelity.result()
+            about = {"norm": "post", "layers": list(layers), "rounding": rounding.to_dict()}
+            size = seal(directory, self.name, source.manifest, about)
         note = f"layer {final} is exported after the final norm, as the trainer reads it; SGLang cannot serve its rows"
         return ExportReport(
             format=self.name,
@@ -96,7 +114,8 @@ class NemoDSpark(Exporter):
             layers=layers,
             layer_ids=layers,
             norm="post",
-            notes=[note] if final in layers else [],
+            notes=[note] * (final in layers) + [rounding.sentence] * bool(rounding.sentence),
+            rounding=rounding.to_dict(),
         )
 
     def validate(self, out: str | Path) -> list[str]:
