@@ -28,9 +28,9 @@ __all__ = ["REGISTRY", "ExportOptions", "ExportReport", "Exporter", "export", "e
 def export(data: str | Path, *, to: str, model: HybridModel, out: str | Path, **options: Any) -> ExportReport:
     """Write a dataset in the form that another project's trainer reads.
 
-    The export takes its name when it is whole, so a run that was killed leaves none under ``out``; what it leaves beside
-    it is removed by the next export to the same ``out``. A few documents are run through the model again, to say how far
-    the logits that exported rows give are from its own.
+    The export takes its name when it is whole, so a run that was killed leaves none under ``out``; what it leaves
+    beside it is removed by the next export to the same ``out``. A few documents are run through the model again, to say
+    how far the logits that exported rows give are from its own.
 
     Args:
         data: Directory of the dataset.

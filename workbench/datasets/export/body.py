@@ -140,7 +140,13 @@ class SampleExporter(Exporter):
         also = "norm='pre', which keeps the rows of the data" if side == "post" and "pre" in self.norms else ""
         written = chosen.hidden_dtype
         fidelity = Fidelity(
-            model, source.manifest, stored=source.hidden_dtype, written=written, side=side, also=also
+            model,
+            source.manifest,
+            documents=len(source),
+            stored=source.hidden_dtype,
+            written=written,
+            side=side,
+            also=also,
         )
         with staged(out) as stage:
             parts.save(stage / PARTS)

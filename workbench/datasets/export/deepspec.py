@@ -98,6 +98,7 @@ class DeepSpec(Exporter):
         fidelity = Fidelity(
             model,
             source.manifest,
+            documents=len(source),
             stored=source.hidden_dtype,
             written=chosen.hidden_dtype,
             side="post",

@@ -1,8 +1,8 @@
 """How far logits rebuilt from exported rows lie from the model's own, measured while an export is written.
 
 A row may be rounded twice on its way, by the store and by the format. What that costs is no figure of a format: it
-depends on the model, so a few documents are run through it again and their logits compared with those that the rows
-about to be written give by the format's own rule.
+depends on the model, so a few documents are run through it again, and its own rows after the norm compared with those
+about to be written, by the laws that they give with its head in float32.
 
 Legend: S tokens, H hidden, V vocabulary, D draft ids, N rows.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from workbench.model.hybrid import HybridModel
 
 BOUND = 1e-3  # mean total variation that rebuilt logits are to stay below
-DOCUMENTS, ROWS = 4, 64  # documents that are run again, and leading rows of each
+DOCUMENTS, ROWS = 8, 96  # documents that are run again, and leading rows of each
 TIE = 0.05  # margin of the model's two largest logits below which a pick may turn by rounding
 BLOCK = 16  # rows compared at a time
 BITS = {"fp8": 4, "bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}  # of a significand
@@ -60,11 +60,12 @@ class Rounding:
 
 
 class Fidelity:
-    """Compares what is written of the first few documents with the model.
+    """Compares what is written of a few documents, spread evenly over the data, with the model.
 
     Args:
         model: The model that made the data; None compares nothing.
         manifest: Of the data.
+        documents: How many documents there are.
         stored: Type of the data's last rows: "bfloat16", "float32" or "fp8".
         written: Type of exported rows.
         side: Where they lie: "pre" or "post" of the final norm, or "law" for probabilities in their place.
@@ -77,6 +78,7 @@ class Fidelity:
         model: HybridModel | None,
         manifest: Manifest,
         *,
+        documents: int,
         stored: str,
         written: str,
         side: str,
@@ -85,12 +87,13 @@ class Fidelity:
     ) -> None:
         self.model, self.made, self.exact = model, str(manifest.model["dtype"]), bool(manifest.model["exact"])
         self.stored, self.written, self.side, self.dtypes, self.also = stored, written, side, dtypes, also
-        self._documents = 0
+        self._wanted = {i * documents // DOCUMENTS for i in range(DOCUMENTS)}
+        self._seen = 0
         self._apart: list[Tensor] = []
         self._same: list[Tensor] = []
 
     def see(self, tokens_S: Tensor, rows_SH: Tensor, parts: ModelParts) -> None:
-        """Compare a document's exported rows, as long as few have been.
+        """Compare the next document's exported rows, if it is one of the few.
 
         Args:
             tokens_S: Its ids.
@@ -104,46 +107,45 @@ class Fidelity:
                 rows_NH = parts.normed(rows_NH).to(parts.head_VH.dtype)
             return logits_of(rows_NH, parts).double().softmax(-1)
 
-        self._compare(tokens_S, rebuilt, lambda logits_NV: logits_NV, lead=0)
+        self._compare(tokens_S, rebuilt, parts, ids=None, lead=0)
 
     def see_law(self, tokens_S: Tensor, probs_SD: Tensor, parts: ModelParts) -> None:
-        """Compare a document's exported law over the draft ids, whose row t is the model's of token t + 1.
+        """Compare the next document's exported law over the draft ids, if it is one of the few.
 
         Args:
             tokens_S: Its ids.
-            probs_SD: Probabilities as they are written, one row less than there are ids.
+            probs_SD: Probabilities as they are written; row t is the model's of token t + 1.
             parts: Knows the draft ids.
         """
-        ids = parts.draft_ids_D
-        self._compare(
-            tokens_S,
-            lambda first, last: probs_SD[first - 1 : last - 1].double(),
-            lambda logits_NV: logits_NV if ids is None else logits_NV[:, ids],
-            lead=1,
-        )
+
+        def law(first: int, last: int) -> Tensor:
+            return probs_SD[first - 1 : last - 1].double()
+
+        self._compare(tokens_S, law, parts, ids=parts.draft_ids_D, lead=1)
 
     @torch.inference_mode()
     def _compare(
         self,
         tokens_S: Tensor,
         found: Callable[[int, int], Tensor],
-        picked: Callable[[Tensor], Tensor],
+        parts: ModelParts,
         *,
+        ids: Tensor | None,
         lead: int,
     ) -> None:
         n = min(len(tokens_S), ROWS)
-        if self.model is None or self._documents == DOCUMENTS or n <= lead:
+        self._seen += 1
+        if self.model is None or self._seen - 1 not in self._wanted or n <= lead:
             return
-        self._documents += 1
         with numerical_class(self.model, self.exact):
             cache = self.model.new_cache(capacity=n)
-            rows = self.model.forward(tokens_S[None, :n].to(self.model.device), cache)
-        assert rows.logits_BTV is not None
+            rows = self.model.forward(tokens_S[None, :n].to(self.model.device), cache, logits="none")
+        normed_SH = rows.normed_BTH[0].cpu()
         for first in range(lead, n, BLOCK):
             last = min(first + BLOCK, n)
-            due_NV = picked(rows.logits_BTV[0, first:last].cpu())
-            law_NV = found(first, last)
-            top = due_NV.topk(2, -1)
+            due_NV = logits_of(normed_SH[first:last], parts)
+            due_NV = due_NV if ids is None else due_NV[:, ids]
+            law_NV, top = found(first, last), due_NV.topk(2, -1)
             clear_N = top.values[:, 0] - top.values[:, 1] > TIE
             self._apart.append((due_NV.double().softmax(-1) - law_NV).abs().sum(-1) / 2)
             self._same.append((law_NV.argmax(-1) == top.indices[:, 0])[clear_N])
@@ -201,7 +203,9 @@ class Fidelity:
         elif at_export:
             said = write if wide else f"the format holds {self.written} alone"
         else:
-            said = "no rounding on the way explains it"
+            said = f"the model rounds its own rows after the norm to {self.made}, and these are not"
+            if self.side == "post" and self.made in self.dtypes:
+                said += f"; export with hidden_dtype={self.made!r}"
         return said + (f"; or {self.also}" if self.also else "")
 
 

@@ -64,7 +64,12 @@ class NemoDSpark(Exporter):
             )
         length, columns = nemo.padded_length(source, chosen.seq_length), ("ids", "mask", "last")
         fidelity = Fidelity(
-            model, source.manifest, stored=source.hidden_dtype, written=chosen.hidden_dtype, side="post"
+            model,
+            source.manifest,
+            documents=len(source),
+            stored=source.hidden_dtype,
+            written=chosen.hidden_dtype,
+            side="post",
         )
         with staged(out) as directory:
             with Ledger(directory, (*columns, *(f"layer_{i}" for i in layers))) as ledger:

@@ -96,6 +96,7 @@ class NemoEagle3(Exporter):
         fidelity = Fidelity(
             model,
             source.manifest,
+            documents=len(source),
             stored="float32" if k else source.hidden_dtype,  # of kept logits
             written=chosen.hidden_dtype,
             side="law",
