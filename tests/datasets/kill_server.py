@@ -114,7 +114,7 @@ def obey(order: dict[str, Any], engines: dict[str, Callable[..., Any]]) -> None:
     shards.git_state = lambda: dict(state)  # type: ignore[assignment]
     if mistake == "named first":
         ShardDirectory.place = named_first  # type: ignore[assignment]
-    if order["engine"] == "plain":
+    if order["engine"] in ("plain", "export"):
         os.fsync = lambda handle: None  # a killed process loses nothing that it has written, synced or not
     steps = Steps(order.get("at", 0), die)
     if "steps" in order:

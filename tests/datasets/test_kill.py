@@ -179,11 +179,21 @@ def exported(server: Server, store: Path, to: str, tmp_path: Path) -> tuple[dict
     return tree(out), int(steps.read_text()), seconds
 
 
+def test_an_export_killed_at_some_steps_is_made_anew_and_leaves_nothing(server, store, tmp_path):
+    export_kills(server, store, tmp_path, "specforge-dspark", every=3, moments=4)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("to", FORMATS)
 def test_an_export_killed_at_any_step_is_made_anew_and_leaves_nothing(server, store, tmp_path, to):
+    export_kills(server, store, tmp_path, to, every=1, moments=30)
+
+
+def export_kills(server: Server, store: Path, tmp_path: Path, to: str, *, every: int, moments: int) -> None:
+    """Kill an export at its steps and at random moments, and make it again each time."""
     whole, steps, seconds = exported(server, store, to, tmp_path)
     given, draw, left = {"data": str(store), "to": to}, random.Random(4), list[bool]()
-    for kill in range(1, steps + 9):
+    for kill in [*range(1, steps + 1, every), *range(steps + 1, steps + 1 + moments)]:
         out = tmp_path / f"{kill}" / "out"
         if kill <= steps:
             order = dict(steps=str(tmp_path / "steps"), at=kill)
@@ -201,7 +211,7 @@ def test_an_export_killed_at_any_step_is_made_anew_and_leaves_nothing(server, st
         code = server.run(engine="export", out=str(out), given=given)
         assert code == (1 if there else 0), f"kill {kill} of {steps} steps"
         assert tree(out) == whole and [path.name for path in out.parent.iterdir()] == ["out"], f"kill {kill}"
-    assert sum(left) > 5, left
+    assert sum(left) > moments / 4 and steps > 15, (left, steps)
 
 
 def test_control_a_stage_that_is_not_emptied_is_found(server, store, tmp_path, monkeypatch):
