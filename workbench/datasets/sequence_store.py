@@ -65,8 +65,9 @@ def extract_sequences(
         tapes: The documents.
         out: Directory for shards and manifest.
         taps: Layers, counted from 0, whose output rows are kept too, ascending; default none.
-        hidden_dtype: How rows are kept: "bfloat16" (bits in uint16, rounded to nearest even), "float32", or "fp8"
-            (e4m3 with a scale per token and row: too coarse to rebuild logits from, so keep ``top_k`` beside it).
+        hidden_dtype: How rows are kept: "bfloat16" (bits in uint16, rounded to nearest even), "float32" (for a model
+            that computes in it, where an export is to hold rows after the final norm and would round them again), or
+            "fp8" (e4m3 with a scale per token and row: too coarse to rebuild logits from, so keep ``top_k`` beside it).
         top_k: Ids kept per token; None, the default, for none.
         temperature: Of the stored probabilities; default 0.7.
         chunk: Tokens per forward; default 512.
