@@ -36,8 +36,15 @@ def test_a_bad_engine_is_a_sentence_before_a_model_is_loaded(refused, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("verb", ["extract", "replay"])
-def test_the_engine_reaches_the_run(run, monkeypatch, tmp_path, verb):
+@pytest.mark.parametrize(
+    ("verb", "name", "more"),
+    [
+        ("extract", "extract", ()),
+        ("extract", "extract_sequences", ("--kind", "sequence")),
+        ("replay", "replay", ()),
+    ],
+)
+def test_the_engine_reaches_the_run(run, monkeypatch, tmp_path, verb, name, more):
     seen = {}
 
     def called(model, tapes, **given):
@@ -45,12 +52,12 @@ def test_the_engine_reaches_the_run(run, monkeypatch, tmp_path, verb):
         raise Stopped
 
     package = {"extract": workbench.datasets, "replay": workbench.replay}[verb]
-    called.__wrapped__ = getattr(package, verb)  # whose options the verb reads
+    called.__wrapped__ = getattr(package, name)  # whose options the verb reads
     called.__module__, called.__doc__ = called.__wrapped__.__module__, called.__wrapped__.__doc__
-    monkeypatch.setattr(package, verb, called)
+    monkeypatch.setattr(package, name, called)
     monkeypatch.setattr(options, "version", lambda name: "9")
     with pytest.raises(Stopped):
-        run(verb, "--out", tmp_path / "x", "--limit", "1", "--quiet", *GIVEN)
+        run(verb, "--out", tmp_path / "x", "--limit", "1", "--quiet", *GIVEN, *more)
     wanted = {"engine": "ray", "workers": 2, "ray_address": "auto", "num_gpus": 0.5}
     assert {name: seen.get(name) for name in wanted} == wanted
 

@@ -107,20 +107,20 @@ def named_first(self: ShardDirectory, entry: dict[str, Any]) -> None:
     self.manifest.list_shard(self.out, entry)
 
 
-def obey(order: dict[str, Any], engines: dict[str, Callable[[str], Any]]) -> None:
+def obey(order: dict[str, Any], engines: dict[str, Callable[..., Any]]) -> None:
     """Run one order."""
     mistake = order.get("mistake")
     state = {"commit": str(os.getpid()) if mistake == "a state of its own" else "c", "dirty": False}
     shards.git_state = lambda: dict(state)  # type: ignore[assignment]
     if mistake == "named first":
         ShardDirectory.place = named_first  # type: ignore[assignment]
-    if order["engine"] == "plain":
+    if order["engine"] in ("plain", "export"):
         os.fsync = lambda handle: None  # a killed process loses nothing that it has written, synced or not
     steps = Steps(order.get("at", 0), die)
     if "steps" in order:
         steps.install()
     with quiet():
-        engines[order["engine"]](order["out"])
+        engines[order["engine"]](order["out"], **order.get("given", {}))
     if "steps" in order:
         Path(order["steps"]).write_text(str(steps.count))
 
@@ -129,7 +129,8 @@ def main() -> None:
     """Serve orders until there are no more."""
     import datasets  # noqa: F401  (forked runs have it already)
 
-    from workbench.datasets import extract, generate_corpus
+    from workbench.datasets import extract, extract_sequences, generate_corpus
+    from workbench.datasets.export import export
 
     spec = importlib.util.spec_from_file_location("conftest", Path(__file__).resolve().parents[1] / "conftest.py")
     assert spec is not None and spec.loader is not None
@@ -143,11 +144,13 @@ def main() -> None:
     drawn: dict[str, Any] = dict(max_new_tokens=9, temperature=0.9, seed=3, shard_rows=2)
     broken = conftest.build_tiny(tied=False)
     broken.embed.data[7] = float("nan")  # which some of the documents hold
-    engines = {
+    engines: dict[str, Callable[..., Any]] = {
         "plain": plain,
         "extract": lambda out: extract(model, tapes, out=out, **options),
         "quarantine": lambda out: extract(broken, tapes, out=out, on_bad="quarantine", **options),
         "answers": lambda out: generate_corpus(model, asked, out=out, **drawn),
+        "sequence": lambda out: extract_sequences(model, tapes, out=out, taps=[1, 3], chunk=64),
+        "export": lambda out, data, to: export(data, to=to, model=model, out=out),
     }
     for line in sys.stdin:
         pid = os.fork()

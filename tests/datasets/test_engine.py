@@ -16,7 +16,7 @@ import torch
 
 from workbench.core.errors import CapabilityError, CheckpointError, NonFiniteError, UserError
 from workbench.core.manifest import Manifest
-from workbench.datasets import extract
+from workbench.datasets import extract, extract_sequences
 from workbench.datasets.engine import EngineOptions, driver, job, ship, worker
 from workbench.datasets.engine import options as options_module
 from workbench.datasets.engine.errors import packed, unpacked
@@ -35,7 +35,7 @@ def model(tiny):
 # ---------------------------------------------------------------- options
 
 
-@pytest.mark.parametrize("function", [extract, replay])
+@pytest.mark.parametrize("function", [extract, extract_sequences, replay])
 def test_defaults_are_the_options(function):
     signature = inspect.signature(function)
     for name, value in vars(EngineOptions()).items():
@@ -129,7 +129,8 @@ def test_errors_arrive_as_they_were(error):
 
 def done_by(monkeypatch, fill):
     """Let runs be done by another engine."""
-    for name in ("workbench.datasets.extract", "workbench.replay.table"):  # the package has a function of that name
+    for name in ("workbench.datasets.extract", "workbench.datasets.sequence_store", "workbench.replay.table"):
+        # by name, for the package has a function that is called extract
         monkeypatch.setattr(importlib.import_module(name), "fill", fill)
 
 
@@ -179,6 +180,9 @@ def lose_a_bit(shipped):
 
 RUNS = {
     "extract": lambda model, tapes, out: extract(model, tapes, out=out, **SMALL),
+    "sequence": lambda model, tapes, out: extract_sequences(
+        model, tapes, out=out, taps=[0, 3], top_k=4, chunk=16, shard_tokens=80
+    ),
     "replay": lambda model, tapes, out: replay(model, tapes, out=out, k_max=3, chunk=16, shard_rows=60, ranks=True),
     "draws": lambda model, tapes, out: replay(model, tapes, out=out, k_max=2, shard_rows=60, temperature=0.8, seed=4),
 }

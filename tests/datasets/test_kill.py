@@ -1,4 +1,4 @@
-"""kill -9 at every step and at random moments: the resumed dataset has the bytes of an uninterrupted one."""
+"""kill -9 at every step and at random moments: what is made after it has the bytes of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pytest
 
 from workbench.core.errors import CheckpointError
 from workbench.core.manifest import Manifest
+from workbench.core.staging import FILLED, MARK, staged
 from workbench.datasets.shards import load_shards
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,3 +162,99 @@ def test_sampled_answers_that_were_killed_end_with_the_same_bytes(server, tmp_pa
 @pytest.mark.full
 def test_killed_at_forty_more_random_moments(server, tmp_path):
     kills(server, tmp_path, 44, seed=1)
+
+
+# ---------------------------------------------------------------- exports
+
+FORMATS = ("deepspec", "specforge-dspark")
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    """Every file below a directory; an empty directory below it is a fault, and so are hidden names."""
+    found = {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+    assert all(any(p.iterdir()) for p in path.rglob("*") if p.is_dir())
+    return found
+
+
+@pytest.fixture(scope="module")
+def store(server, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("store") / "data"
+    assert server.run(engine="sequence", out=str(out)) == 0
+    return out
+
+
+def exported(server: Server, store: Path, to: str, tmp_path: Path) -> tuple[dict[str, bytes], int, float]:
+    """Bytes, steps and seconds of an uninterrupted export, alone in its directory."""
+    out, steps = tmp_path / "whole" / "out", tmp_path / "steps"
+    given = {"data": str(store), "to": to}
+    server.start(engine="export", out=str(out), steps=str(steps), given=given)
+    began = time.monotonic()
+    assert server.end() == 0
+    seconds = time.monotonic() - began
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    return tree(out), int(steps.read_text()), seconds
+
+
+def test_an_export_killed_at_some_steps_is_made_anew_and_leaves_nothing(server, store, tmp_path):
+    export_kills(server, store, tmp_path, "specforge-dspark", every=3, moments=4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("to", FORMATS)
+def test_an_export_killed_at_any_step_is_made_anew_and_leaves_nothing(server, store, tmp_path, to):
+    export_kills(server, store, tmp_path, to, every=1, moments=30)
+
+
+def export_kills(server: Server, store: Path, tmp_path: Path, to: str, *, every: int, moments: int) -> None:
+    """Kill an export at its steps and at random moments, and make it again each time."""
+    whole, steps, seconds = exported(server, store, to, tmp_path)
+    given, draw, left = {"data": str(store), "to": to}, random.Random(4), list[bool]()
+    for kill in [*range(1, steps + 1, every), *range(steps + 1, steps + 1 + moments)]:
+        out = tmp_path / f"{kill}" / "out"
+        if kill <= steps:
+            order = dict(steps=str(tmp_path / "steps"), at=kill)
+            assert server.run(engine="export", out=str(out), given=given, **order) == -signal.SIGKILL
+        else:
+            pid = server.start(engine="export", out=str(out), given=given)
+            time.sleep(draw.uniform(0, seconds))
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            server.end()
+        stage = out.with_name(".out.partial")
+        left.append((stage / FILLED).is_dir() and any((stage / FILLED).iterdir()))
+        there = out.exists()  # the kill came after the export had its name
+        assert not there or tree(out) == whole
+        code = server.run(engine="export", out=str(out), given=given)
+        assert code == (1 if there else 0), f"kill {kill} of {steps} steps"
+        assert tree(out) == whole and [path.name for path in out.parent.iterdir()] == ["out"], f"kill {kill}"
+    assert sum(left) > moments / 4 and steps > 15, (left, steps)
+
+
+def test_control_a_stage_that_is_not_emptied_is_found(server, store, tmp_path, monkeypatch):
+    whole, _, _ = exported(server, store, "deepspec", tmp_path)
+    stage = tmp_path / "again" / ".out.partial"
+    (stage / FILLED).mkdir(parents=True)
+    (stage / FILLED / "left.bin").write_bytes(b"x")
+    (stage / MARK).touch()
+    monkeypatch.setattr("workbench.core.staging._empty", lambda stage: (stage / MARK).touch())
+    monkeypatch.setattr(Path, "mkdir", lambda self, *args, plain=Path.mkdir, **given: plain(self, exist_ok=True))
+    with staged(tmp_path / "again" / "out") as filled:
+        for name, data in whole.items():
+            (filled / name).write_bytes(data)
+    assert tree(tmp_path / "again" / "out").keys() - whole.keys() == {"left.bin"}
+
+
+def test_an_interrupted_export_leaves_nothing_at_once(server, store, tmp_path):
+    given = {"data": str(store), "to": "specforge-dspark"}
+    for attempt in range(40):
+        out = tmp_path / f"{attempt}" / "out"
+        filled = out.with_name(".out.partial") / FILLED
+        pid = server.start(engine="export", out=str(out), given=given)
+        while not filled.exists() and not out.exists():
+            time.sleep(0.001)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)
+        if server.end() == 1:
+            assert not out.parent.exists(), list(out.parent.iterdir())
+            return
+    raise AssertionError("no export was interrupted")

@@ -27,7 +27,7 @@ import torch
 from workbench.core.errors import NonFiniteError, UserError
 from workbench.core.manifest import Manifest
 from workbench.core.progress import quiet
-from workbench.datasets import extract
+from workbench.datasets import extract, extract_sequences
 from workbench.replay import replay
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'specdec-workbench[ray]'")
@@ -35,6 +35,11 @@ pytest.importorskip("ray.data", reason="Ray's data library is not installed: pip
 
 extraction = importlib.import_module("workbench.datasets.extract")  # the package has a function of that name
 SLOW = dict(gamma=3, top_k=8, chunk=1, shard_rows=8)  # two documents a shard, a token a forward: time to be killed in
+STORED = dict(taps=[1, 4], top_k=4, chunk=1, shard_tokens=200)  # likewise two documents a shard
+WAYS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "anchors": (extract, SLOW),
+    "sequence": (extract_sequences, STORED),
+}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -44,14 +49,26 @@ def model(tiny):
 
 
 @pytest.fixture(scope="module")
-def whole(model, kills, tmp_path_factory) -> dict[str, bytes]:
-    """The bytes of a run of one process."""
-    out = tmp_path_factory.mktemp("whole") / "x"
-    with quiet():
-        extract(model, kills.documents(12, 100), out=out, **SLOW)
-    found = kills.contents(out)
-    assert sum(name.endswith(".arrow") for name in found) == 6
-    return found
+def wholes(model, kills, tmp_path_factory) -> Callable[[str], dict[str, bytes]]:
+    """The bytes of a run of one process, by what it writes."""
+    made: dict[str, dict[str, bytes]] = {}
+
+    def inner(kind: str) -> dict[str, bytes]:
+        if kind not in made:
+            out = tmp_path_factory.mktemp("whole") / "x"
+            with quiet():
+                write(kind, model, kills.documents(12, 100), out)
+            made[kind] = kills.contents(out)
+            assert sum(name.endswith(".arrow") for name in made[kind]) == 6
+        return made[kind]
+
+    return inner
+
+
+@pytest.fixture(scope="module")
+def whole(wholes) -> dict[str, bytes]:
+    """The bytes of anchor records."""
+    return wholes("anchors")
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +113,12 @@ def killer(act: Callable[[], bool]) -> Iterator[list[float]]:
         thread.join()
 
 
+def write(kind: str, model, tapes, out: Path, **place: Any) -> None:
+    """Anchor records or a sequence store, slowly."""
+    function, options = WAYS[kind]
+    function(model, tapes, out=out, **options, **place)
+
+
 def identity(path: Path) -> tuple[int, int]:
     stat = path.stat()
     return stat.st_ino, stat.st_mtime_ns
@@ -135,14 +158,23 @@ def test_a_killed_worker_loses_nothing_and_what_is_left_out_comes_home(tiny, kil
     assert not ray.is_initialized() and not [n for n in kills.descendants(os.getpid()).values() if "ray" in n]
 
 
+def test_a_store_that_workers_write_is_the_one_of_this_process(model, kills, tmp_path):
+    options: dict[str, Any] = dict(taps=[0, 3], top_k=4, chunk=16, shard_tokens=80)
+    extract_sequences(model, kills.documents(6), out=tmp_path / "local", **options)
+    extract_sequences(model, kills.documents(6), out=tmp_path / "ray", engine="ray", workers=2, **options)
+    found = kills.contents(tmp_path / "ray")
+    assert found == kills.contents(tmp_path / "local") and sum(name.endswith(".arrow") for name in found) == 3
+
+
 # ---------------------------------------------------------------- full
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("workers", [1, 2])
-def test_bytes_do_not_depend_on_the_workers(model, kills, whole, shared, tmp_path, workers):
-    extract(model, kills.documents(12, 100), out=tmp_path / "x", engine="ray", workers=workers, **SLOW)
-    assert kills.contents(tmp_path / "x") == whole
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_bytes_do_not_depend_on_the_workers(model, kills, wholes, shared, tmp_path, workers):
+    for kind in WAYS:
+        write(kind, model, kills.documents(12, 100), tmp_path / kind, engine="ray", workers=workers)
+        assert kills.contents(tmp_path / kind) == wholes(kind)
     options: dict[str, Any] = dict(k_max=3, chunk=16, shard_rows=150)
     for i, more in enumerate(({}, {"ranks": True, "forced": True}, {"temperature": 0.7, "seed": 5})):
         tables = [tmp_path / f"{place}{i}" for place in ("local", "ray")]
@@ -152,7 +184,8 @@ def test_bytes_do_not_depend_on_the_workers(model, kills, whole, shared, tmp_pat
 
 
 @pytest.mark.full
-def test_a_run_goes_on_where_another_engine_stopped(model, kills, whole, shared, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", WAYS)
+def test_a_run_goes_on_where_another_engine_stopped(model, kills, wholes, shared, tmp_path, monkeypatch, kind):
     class Stopped(BaseException):
         pass
 
@@ -167,11 +200,11 @@ def test_a_run_goes_on_where_another_engine_stopped(model, kills, whole, shared,
     out = tmp_path / "x"
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(type(model), "forward", counted)
-        extract(model, kills.documents(12, 100), out=out, **SLOW)
+        write(kind, model, kills.documents(12, 100), out)
     done = listed(out)
     assert 0 < len(done) < 6
-    extract(model, kills.documents(12, 100), out=out, engine="ray", workers=2, **SLOW)
-    assert kills.contents(out) == whole and {name: identity(out / name) for name in done} == done
+    write(kind, model, kills.documents(12, 100), out, engine="ray", workers=2)
+    assert kills.contents(out) == wholes(kind) and {name: identity(out / name) for name in done} == done
 
 
 @pytest.mark.full
@@ -210,8 +243,10 @@ def test_a_cluster_without_room_is_a_sentence(model, kills, shared, tmp_path, gi
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(24))
-def test_workers_killed_at_any_time(model, kills, whole, shared, tmp_path, seed):
+@pytest.mark.parametrize(
+    ("kind", "seed"), [*(("anchors", seed) for seed in range(24)), *(("sequence", seed) for seed in range(12))]
+)
+def test_workers_killed_at_any_time(model, kills, wholes, shared, tmp_path, kind, seed):
     rng, out, kept = random.Random(seed), tmp_path / "x", {}
     state = {"wait": None, "left": rng.choice([1, 1, 2])}
 
@@ -231,9 +266,9 @@ def test_workers_killed_at_any_time(model, kills, whole, shared, tmp_path, seed)
         return state["left"] == 0
 
     with killer(act) as killed:
-        extract(model, kills.documents(12, 100), out=out, engine="ray", workers=2, **SLOW)
+        write(kind, model, kills.documents(12, 100), out, engine="ray", workers=2)
     assert killed, "nothing was killed"
-    assert kills.contents(out) == whole
+    assert kills.contents(out) == wholes(kind)
     assert {name: identity(out / name) for name in kept} == kept
 
 
@@ -246,9 +281,9 @@ spec.loader.exec_module(module)
 spec = importlib.util.spec_from_file_location("datasets_conftest", {beside!r})
 beside = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(beside)
-from workbench.datasets import extract
+from workbench.datasets import {function}
 torch.set_num_threads({threads})
-extract(module.build_tiny(), beside.random_documents(12, 100), out={out!r}, **{options!r})
+{function}(module.build_tiny(), beside.random_documents(12, 100), out={out!r}, **{options!r})
 """
 
 
@@ -257,14 +292,16 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
 
 
-def driver_code(out: Path, **place: Any) -> str:
+def driver_code(out: Path, kind: str = "anchors", **place: Any) -> str:
     """A program that makes the same dataset in a process of its own."""
+    function, options = WAYS[kind]
     return DRIVER.format(
         conftest=str(ROOT / "tests" / "conftest.py"),
         beside=str(Path(__file__).with_name("conftest.py")),
         threads=torch.get_num_threads(),
         out=str(out),
-        options={**SLOW, **place},
+        function=function.__name__,
+        options={**options, **place},
     )
 
 
@@ -287,12 +324,14 @@ def test_a_cluster_that_does_not_answer_is_a_sentence(model, kills, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(20))
-def test_the_asking_process_killed_at_any_time(model, kills, whole, orphans, tmp_path, seed):
+@pytest.mark.parametrize(
+    ("kind", "seed"), [*(("anchors", seed) for seed in range(20)), *(("sequence", seed) for seed in range(8))]
+)
+def test_the_asking_process_killed_at_any_time(model, kills, wholes, orphans, tmp_path, kind, seed):
     """Of either engine; either one goes on at once, while what the dead one started may still be there."""
     rng, out = random.Random(seed), tmp_path / "x"
     place: dict[str, Any] = {"engine": "ray", "workers": 2} if seed % 2 else {}
-    code = driver_code(out, **place)
+    code = driver_code(out, kind, **place)
     log = tmp_path / "log.txt"
     with log.open("wb") as sink:
         process = subprocess.Popen(
@@ -307,10 +346,8 @@ def test_the_asking_process_killed_at_any_time(model, kills, whole, orphans, tmp
         process.wait()
     orphans.update(below)
     done = listed(out)
-    extract(
-        model, kills.documents(12, 100), out=out, **SLOW, **({"engine": "ray", "workers": 1} if seed % 4 < 2 else {})
-    )
-    assert kills.contents(out) == whole
+    write(kind, model, kills.documents(12, 100), out, **({"engine": "ray", "workers": 1} if seed % 4 < 2 else {}))
+    assert kills.contents(out) == wholes(kind)
     assert {name: identity(out / name) for name in done} == done
 
 

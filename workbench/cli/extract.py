@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -86,13 +85,12 @@ def run(args: argparse.Namespace) -> Outcome:
         options["seed"] = args.seed
     kind(**options)
     place = given(args, args.engine_names)
-    if EngineOptions(**place).engine != "local" and kind is SequenceOptions:
-        raise UserError("--engine ray writes anchor records alone: leave it out for --kind sequence")
+    EngineOptions(**place)
     model = load(args)
     tapes = read_corpus(args, model)
-    write: Any = extract_sequences if kind is SequenceOptions else partial(extract, **place)
+    write: Any = extract_sequences if kind is SequenceOptions else extract
     began = perf_counter()
-    records = write(model, tapes, out=args.out, **options, **given(args, args.resume_names))
+    records = write(model, tapes, out=args.out, **options, **place, **given(args, args.resume_names))
     seconds = perf_counter() - began
     manifest, aside = Manifest.read(args.out), load_quarantine(args.out)
     documents, tokens = (manifest.counts[name] for name in ("documents", "tokens"))

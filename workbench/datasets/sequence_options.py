@@ -21,8 +21,9 @@ class SequenceOptions:
 
     Args:
         taps: Layers, counted from 0, whose output rows are kept beside the trunk rows; default none.
-        hidden_dtype: "bfloat16", "float32", or "fp8" (e4m3 with a scale per token and row: features for a drafter, too
-            coarse to rebuild the target's logits from, so keep ``top_k`` beside it); default "bfloat16".
+        hidden_dtype: "bfloat16", "float32" (for a model that computes in it, where an export is to hold rows after the
+            final norm and would round them a second time), or "fp8" (e4m3 with a scale per token and row: features for
+            a drafter, too coarse to rebuild the target's logits from, so keep ``top_k`` beside it); default "bfloat16".
         top_k: Ids kept per token, at most the vocabulary; None, the default, keeps nothing of the logits.
         temperature: Of the stored probabilities; default 0.7.
         chunk: Tokens per forward; default 512.

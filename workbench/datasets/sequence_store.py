@@ -8,6 +8,7 @@ written on a thread of its own, one record batch per document, so memory does no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from workbench.core.schemas import sequence_schema
 from workbench.core.tape import Corpus, Tape
+from workbench.datasets.engine import EngineOptions, Job, fill
 from workbench.datasets.extract import numerical_class
 from workbench.datasets.groups import WINDOW, batch_limit, plan_groups
 from workbench.datasets.left_out import kept_counts, quarantine_bytes
@@ -35,12 +37,6 @@ KIND = "sequence"
 HELD_BYTES = 2 << 30  # documents that wait for their turn hold at most this much
 
 
-class SequenceDirectory(ShardDirectory):
-    """A sequence store in the making: every document is a record batch of its own."""
-
-    batch_rows = 1
-
-
 def extract_sequences(
     model: HybridModel,
     tapes: Corpus | Sequence[Tape] | Tape,
@@ -56,6 +52,10 @@ def extract_sequences(
     on_bad: str = SequenceOptions.on_bad,
     exact: bool | None = None,
     resume: bool = True,
+    engine: str = EngineOptions.engine,
+    workers: int | None = EngineOptions.workers,
+    ray_address: str | None = EngineOptions.ray_address,
+    num_gpus: float | None = EngineOptions.num_gpus,
 ) -> datasets.Dataset:
     """Write the sequence store of a corpus and open it as a Hugging Face dataset, a row per document.
 
@@ -68,8 +68,9 @@ def extract_sequences(
         tapes: The documents.
         out: Directory for shards and manifest.
         taps: Layers, counted from 0, whose output rows are kept too, ascending; default none.
-        hidden_dtype: How rows are kept: "bfloat16" (bits in uint16, rounded to nearest even), "float32", or "fp8"
-            (e4m3 with a scale per token and row: too coarse to rebuild logits from, so keep ``top_k`` beside it).
+        hidden_dtype: How rows are kept: "bfloat16" (bits in uint16, rounded to nearest even), "float32" (for a model
+            that computes in it, where an export is to hold rows after the final norm and would round them again), or
+            "fp8" (e4m3 with a scale per token and row: too coarse to rebuild logits from, so keep ``top_k`` beside it).
         top_k: Ids kept per token; None, the default, for none.
         temperature: Of the stored probabilities; default 0.7.
         chunk: Tokens per forward; default 512.
@@ -80,6 +81,11 @@ def extract_sequences(
         exact: Numerical class; None for the model's own. In exact mode the shards' bytes depend neither on chunk nor
             on batch.
         resume: Go on with a directory that an equal run left; False refuses one that holds anything.
+        engine: "local", in this process, or "ray", by workers that hold one model each; the bytes are the same in
+            exact mode. See ``EngineOptions`` for the three that go with it.
+        workers: Processes that hold a model, with engine ray; None for as many as there is room for.
+        ray_address: Of a running Ray cluster whose machines share ``out``; None for one on this machine.
+        num_gpus: GPUs that each worker asks for; None for 1 when the model is on a GPU and 0 when it is not.
 
     Returns:
         The store, memory-mapped, its documents in the order of the tapes; ``read_sequence`` gives one's arrays.
@@ -89,6 +95,7 @@ def extract_sequences(
         NonFiniteError: A row of logits holds NaN or infinity.
     """
     options = SequenceOptions(taps, hidden_dtype, top_k, temperature, chunk, shard_tokens, batch, on_bad)  # type: ignore[arg-type]
+    place = EngineOptions(engine, workers, ray_address, num_gpus)
     options.check_model(vocab_size=model.config.vocab_size, layers=model.config.num_layers)
     corpus = as_corpus(tapes)
     check_tapes(model, corpus)
@@ -96,7 +103,7 @@ def extract_sequences(
     schema = sequence_schema(taps=options.taps, top_k=options.top_k, hidden_dtype=options.hidden_dtype)
     layers = {"convention": LAYERS, "count": model.config.num_layers, "taps": list(options.taps)}
     with numerical_class(model, exact):
-        directory = SequenceDirectory(
+        directory = ShardDirectory(
             Path(out),
             new_manifest(
                 KIND, model, corpus, parameters=options.to_dict(), extra=row_facts(model) | {"layers": layers}
@@ -109,12 +116,7 @@ def extract_sequences(
             leaves_out=partial(quarantine_bytes, corpus.tapes) if options.on_bad == "quarantine" else None,
         )
         with directory:
-            directory.stream(
-                lambda documents, bar: _stretches(model, corpus.tapes, documents, options, bar),
-                lambda stretches, documents: _parts(stretches, corpus.tapes, documents, options, schema),
-                sizes=sizes,
-                desc="extract",
-            )
+            fill(directory, SequenceExtraction("extract", sizes, schema, corpus.tapes, options), model, place)
             directory.finish(kept_counts(directory.manifest, corpus.tapes, [1] * len(corpus)))
     return load_sequences(out, check_hashes=False)
 
@@ -145,6 +147,32 @@ def loss_mask(tape: Tape) -> np.ndarray:
         bool [n].
     """
     return np.arange(len(tape)) >= tape.prompt_len if tape.supervised is None else tape.supervised
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceExtraction(Job[Stretch]):
+    """A sequence store as a job; every document is a record batch of its own.
+
+    Args:
+        desc: Name on the progress bar.
+        sizes: Tokens to run per document.
+        schema: Columns.
+        tapes: The documents.
+        options: What is kept.
+    """
+
+    batch_rows = 1
+
+    tapes: Sequence[Tape]
+    options: SequenceOptions
+
+    def items(self, model: HybridModel, documents: Sequence[int], bar: Any) -> Iterator[Stretch]:
+        """Chunks of the documents."""
+        return _stretches(model, self.tapes, documents, self.options, bar)
+
+    def parts(self, items: Iterator[Stretch], documents: Sequence[int]) -> Iterator[Part]:
+        """The documents."""
+        return _parts(items, self.tapes, documents, self.options, self.schema)
 
 
 def _limit(model: HybridModel, tapes: Sequence[Tape], options: SequenceOptions) -> Callable[[int], int]:

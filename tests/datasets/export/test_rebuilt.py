@@ -18,18 +18,21 @@ import workbench as wb
 from workbench.core.tape import Corpus, Tape
 from workbench.datasets import extract
 from workbench.datasets.bfloat import from_bfloat16_bits
+from workbench.datasets.export import fidelity
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import exporter
 
 TAPS = (1, 5, 9)
+FACTS = ("export.json", "workbench.json")
 TIE = 0.05  # top-2 margin in logits below which a pick may turn by what bfloat16 rounds away
 
 
 @pytest.fixture(scope="module")
 def demo(sequence_rows, tmp_path_factory):
-    """The demo model, two documents of it, their logits, and their stores."""
+    """The demo model, documents of every kind, their logits, and their stores."""
     model = wb.load("demo")
-    tapes = wb.corpus("demo", split="heldout", tokenizer=model.tokenizer, max_tokens=160)[:4]
+    tapes = wb.corpus("demo", split="heldout", tokenizer=model.tokenizer, max_tokens=160)
+    tapes = tapes[:: len(tapes) // 5][:5]
     cut = [Tape(t.doc_id, t.tokens[:160], min(t.prompt_len, 4), t.source, t.split) for t in tapes]
     corpus = Corpus(cut, name="demo", tokenizer=tapes.tokenizer)
     base = tmp_path_factory.mktemp("demo")
@@ -113,3 +116,90 @@ def test_eagle3s_law_is_the_models(demo, tmp_path, dtype):
         turned.append((x_SV[: len(tape) - 1] - due_SV[:-1].double().softmax(-1)).abs().sum(-1) / 2)
     assert torch.cat(apart).mean() < (2e-3 if dtype == "bfloat16" else 1e-4), torch.cat(apart).mean()
     assert torch.cat(turned).mean() > 0.1  # unshifted
+
+
+# ---------------------------------------------------------------- what an export says of it
+
+
+def run_export(demo, to: str, stored: str, out, **options):
+    model, parts, _, _, stores = demo
+    return exporter(to).run(stores[stored], out, parts, model=model, **options)
+
+
+@pytest.mark.parametrize(
+    "to, stored, dtype, roundings, low, high",
+    [
+        ("deepspec", "bfloat16", "bfloat16", 2, 1e-3, 2e-3),
+        ("deepspec", "float32", "bfloat16", 1, 5e-4, 1e-3),
+        ("specforge-dspark", "bfloat16", "bfloat16", 2, 1e-3, 2e-3),
+        ("specforge-dspark", "bfloat16", "float32", 1, 5e-4, 1e-3),
+        ("specforge-eagle3", "float32", "float32", 0, 0, 1e-5),
+        ("modelopt", "float32", "bfloat16", 1, 5e-4, 1e-3),
+        ("nemo-automodel-dspark", "bfloat16", "bfloat16", 2, 1e-3, 2e-3),
+        ("nemo-automodel-dspark", "float32", "float32", 0, 0, 1e-5),
+        ("speculators", "bfloat16", "bfloat16", 1, 5e-4, 1e-3),
+        ("speculators", "float32", "bfloat16", 1, 5e-4, 1e-3),
+        ("nemo-automodel-eagle3", "float32", "float32", 0, 0, 1e-5),
+    ],
+)
+def test_an_export_says_how_far_its_rows_are(demo, tmp_path, to, stored, dtype, roundings, low, high):
+    report = run_export(demo, to, stored, tmp_path / "out", hidden_dtype=dtype)
+    found = report.rounding
+    assert found["roundings"] == roundings and found["rows"] > 200 and low <= found["total_variation"] < high, found
+    assert found["total_variation"] <= found["largest"] and found["same_pick"] >= 0.999
+    assert f"{stored} in the store" in found["path"] and f"{dtype} in the export" in found["path"]
+    assert found["path"].count("rounded to") == roundings and found["sentence"] == report.notes[-1]
+    assert ("that is not below 0.001" in found["sentence"]) == (found["total_variation"] >= 1e-3)
+    facts = json.loads(next(p for p in map((tmp_path / "out").joinpath, FACTS) if p.exists()).read_text())
+    assert facts["rounding"] == found
+
+
+@pytest.mark.parametrize(
+    "to, options, says",
+    [
+        ("deepspec", {}, "extract with hidden_dtype='float32' to round once"),
+        ("specforge-dspark", {}, "or export with hidden_dtype='float32' to round once, or both to round never"),
+        ("modelopt", {}, "or norm='pre', which keeps the rows of the data"),
+    ],
+)
+def test_an_export_names_the_remedy(demo, tmp_path, to, options, says):
+    assert says in run_export(demo, to, "bfloat16", tmp_path / "out", **options).notes[-1]
+
+
+def test_what_an_export_says_is_what_its_files_give(demo, tmp_path, monkeypatch):
+    model, parts, corpus, logits, _ = demo
+    report = run_export(demo, "nemo-automodel-dspark", "bfloat16", tmp_path / "out")
+    shard = load_file(tmp_path / "out" / "shard-000000.safetensors")["target_last_hidden_states"]
+    first = fidelity.ROWS
+    found_SV = torch.cat([parts.logits(x[: min(first, len(t))]) for x, t in zip(shard, corpus)])
+    _, mean, most = agreement(found_SV, torch.cat([x[:first] for x in logits]))
+    assert report.rounding["total_variation"] == pytest.approx(mean, rel=0.01)
+    assert report.rounding["largest"] == pytest.approx(most, rel=0.01)
+    # the control: rows of the other side of the norm
+    monkeypatch.setattr(parts.__class__, "normed", lambda self, x_SH: x_SH.float())
+    wrong = run_export(demo, "nemo-automodel-dspark", "bfloat16", tmp_path / "wrong").rounding
+    assert wrong["total_variation"] > 0.1 and wrong["same_pick"] < 0.999
+
+
+def test_a_model_of_sixteen_bits_loses_nothing_in_them(sequence_rows, tiny, tmp_path):
+    model = tiny(tied=False).to(torch.bfloat16)
+    store = sequence_rows.write_sequences(model, sequence_rows.documents(83), tmp_path / "data", taps=(0, 2, 3))
+    parts = ModelParts.of(model)
+    for to in ("deepspec", "speculators"):
+        found = exporter(to).run(store, tmp_path / to, parts, model=model).rounding
+        assert found["roundings"] == 0 and found["total_variation"] == 0 and found["same_pick"] == 1, found
+    found = exporter("modelopt").run(store, tmp_path / "wide", parts, model=model, hidden_dtype="float32").rounding
+    assert found["roundings"] == 0 and found["total_variation"] > 0
+    coarse = sequence_rows.write_sequences(
+        model, sequence_rows.documents(83), tmp_path / "fp8", taps=(0, 2, 3), hidden_dtype="fp8"
+    )
+    found = exporter("deepspec").run(coarse, tmp_path / "coarse", parts, model=model).rounding
+    assert found["roundings"] == 1 and found["total_variation"] > 1e-3
+    assert "extract with hidden_dtype='bfloat16'" in found["sentence"]
+
+
+def test_without_the_model_or_without_rows_nothing_is_measured(demo, tmp_path):
+    _, parts, _, _, stores = demo
+    found = exporter("deepspec").run(stores["bfloat16"], tmp_path / "a", parts)
+    assert found.rounding["rows"] == 0 and found.rounding["roundings"] == 2 and len(found.notes) == 1
+    assert run_export(demo, "specforge-dflash", "bfloat16", tmp_path / "b").rounding == {}

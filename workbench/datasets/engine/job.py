@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from workbench.datasets.engine.options import EngineOptions
 from workbench.datasets.shards import Part, ShardDirectory
@@ -31,6 +31,8 @@ class Job(ABC, Generic[T]):
         sizes: Tokens to run per document.
         schema: Columns of the rows.
     """
+
+    batch_rows: ClassVar[int | None] = None  # rows of a record batch; None for those of every dataset
 
     desc: str
     sizes: Sequence[int]
@@ -74,6 +76,7 @@ def fill(directory: ShardDirectory, job: Job[Any], model: HybridModel, engine: E
     Raises:
         UserError: A shard could not be made or written; finished ones stay.
     """
+    directory.batch_rows = job.batch_rows
     with _swept(directory.out):
         if engine.engine == "ray":
             from workbench.datasets.engine.driver import fill_on_ray

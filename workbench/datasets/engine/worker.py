@@ -138,6 +138,7 @@ class ShardWriter:
         """Write a shard into a directory of its own, and describe it."""
         out = self.claim(f"{index}", TRIES, what=f"made shard {index}")
         shard = OneShard(out, index, plan=self.plan, schema=self.job.schema)
+        shard.batch_rows = self.job.batch_rows
         shard.stream(
             lambda documents, bar: self.job.items(self.model, documents, bar),
             self.job.parts,

@@ -28,7 +28,9 @@ __all__ = ["REGISTRY", "ExportOptions", "ExportReport", "Exporter", "export", "e
 def export(data: str | Path, *, to: str, model: HybridModel, out: str | Path, **options: Any) -> ExportReport:
     """Write a dataset in the form that another project's trainer reads.
 
-    The export takes its name when it is whole, so a run that was killed leaves none under ``out``.
+    The export takes its name when it is whole, so a run that was killed leaves none under ``out``; what it leaves
+    beside it is removed by the next export to the same ``out``. A few documents are run through the model again, to say
+    how far the logits that exported rows give are from its own.
 
     Args:
         data: Directory of the dataset.
@@ -39,7 +41,8 @@ def export(data: str | Path, *, to: str, model: HybridModel, out: str | Path, **
         **options: Of the format, such as ``layers``.
 
     Returns:
-        What was written: counts, bytes per token, layers in both numberings, and what the trainer must be told.
+        What was written: counts, bytes per token, layers in both numberings, and what the trainer must be told,
+        and what rounding costs.
 
     Raises:
         UserError: The format is unknown, the data are of another model or do not hold what it needs, or ``out`` is
@@ -57,7 +60,7 @@ def export(data: str | Path, *, to: str, model: HybridModel, out: str | Path, **
             f"{data} was made with model {made} and {own} was given: load the checkpoint that made the data, in the "
             "type it ran in"
         )
-    return chosen.run(data, out, ModelParts.of(model), **options)
+    return chosen.run(data, out, ModelParts.of(model), model=model, **options)
 
 
 def validate(out: str | Path, *, to: str) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from safetensors import SafetensorError
 from torch import Tensor
@@ -22,6 +22,7 @@ from workbench.core.manifest import FILE as MANIFEST
 from workbench.core.manifest import sha256_file
 from workbench.core.progress import progress
 from workbench.core.staging import directory_bytes, staged
+from workbench.datasets.export.fidelity import Fidelity
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportReport
 from workbench.datasets.export.rule import excerpts
@@ -39,6 +40,9 @@ from workbench.datasets.export.samples import (
     sample_problems,
 )
 from workbench.datasets.export.source import SequenceRow, SequenceSource
+
+if TYPE_CHECKING:
+    from workbench.model.hybrid import HybridModel
 
 PROBED = 16  # documents whose excerpts hold logits: a wrong rule is wrong for all
 READING = (KeyError, ValueError, TypeError, IndexError, RuntimeError, OSError, EOFError)
@@ -111,7 +115,15 @@ class SampleExporter(Exporter):
         """What is wrong with files that are no samples, a sentence each."""
         return []
 
-    def run(self, data_dir: str | Path, out: str | Path, parts: ModelParts, **options: Any) -> ExportReport:
+    def run(
+        self,
+        data_dir: str | Path,
+        out: str | Path,
+        parts: ModelParts,
+        *,
+        model: HybridModel | None = None,
+        **options: Any,
+    ) -> ExportReport:
         """Write an export; see ``Exporter.run``."""
         chosen = self.options(**options)
         source = SequenceSource.of(data_dir, parts)
@@ -123,9 +135,23 @@ class SampleExporter(Exporter):
                 "either side of the final norm; they are exported as the last rows already: leave it out"
             )
         facts = self._facts(source, layers, chosen, parts)
+        side = facts.norm["rows"]
+        also = "norm='pre', which keeps the rows of the data" if side == "post" and "pre" in self.norms else ""
+        written = chosen.hidden_dtype
+        fidelity = Fidelity(
+            model,
+            source.manifest,
+            documents=len(source),
+            stored=source.hidden_dtype,
+            written=written,
+            side=side,
+            also=also,
+        )
         with staged(out) as stage:
             parts.save(stage / PARTS)
-            self._write_samples(stage, source, layers, facts, parts)
+            self._write_samples(stage, source, layers, facts, parts, fidelity)
+            rounding = fidelity.result() if side else None
+            facts.rounding = {} if rounding is None else rounding.to_dict()
             others = [file for file in stage.rglob("*") if file.is_file() and not file.match(self.pattern)]
             facts.files = {file.relative_to(stage).as_posix(): sha256_file(file) for file in sorted(others)}
             facts.complete = True
@@ -140,7 +166,8 @@ class SampleExporter(Exporter):
             layer_ids=[each["id"] for each in facts.layers],
             norm=facts.norm["rows"],
             left_out=facts.left_out,
-            notes=self.notes(facts),
+            notes=self.notes(facts) + ([rounding.sentence] if rounding and rounding.sentence else []),
+            rounding=facts.rounding,
             parts_bytes=directory_bytes(Path(out) / PARTS),
         )
 
@@ -165,7 +192,13 @@ class SampleExporter(Exporter):
         )
 
     def _write_samples(
-        self, stage: Path, source: SequenceSource, layers: Sequence[int], facts: Facts, parts: ModelParts
+        self,
+        stage: Path,
+        source: SequenceSource,
+        layers: Sequence[int],
+        facts: Facts,
+        parts: ModelParts,
+        fidelity: Fidelity,
     ) -> None:
         with (
             _closing(self.writer(stage, facts, parts)) as writer,
@@ -178,6 +211,8 @@ class SampleExporter(Exporter):
                     facts.left_out[row.doc_id] = reason
                     continue
                 sample = self.converted(row, layers, facts, parts)
+                if sample.last_SH is not None:
+                    fidelity.see(sample.ids_S, sample.last_SH, parts)
                 file = writer.put(sample)
                 append_line(lines, self._line(row, sample, file, layers, facts, parts, stage))
                 facts.documents += 1

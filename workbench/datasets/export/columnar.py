@@ -27,6 +27,7 @@ from workbench.core.manifest import Manifest, write_atomic, write_json
 from workbench.core.progress import progress
 from workbench.core.staging import staged
 from workbench.datasets.bfloat import from_bfloat16_bits, to_bfloat16_bits
+from workbench.datasets.export.fidelity import Fidelity
 from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportOptions, ExportReport, register
@@ -42,6 +43,8 @@ from workbench.datasets.export.sidecar import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from workbench.model.hybrid import HybridModel
 
 TAG = "memra-dspark-anchors-v1"
 META, INDEX, DOCUMENTS = "extraction.meta.json", "index.tsv", "documents.tsv"
@@ -90,7 +93,15 @@ class Columnar(Exporter):
     about = "flat little-endian columns of anchor records with a text index"
     options = ColumnarOptions
 
-    def run(self, data_dir: str | Path, out: str | Path, parts: ModelParts, **options: Any) -> ExportReport:
+    def run(
+        self,
+        data_dir: str | Path,
+        out: str | Path,
+        parts: ModelParts,
+        *,
+        model: HybridModel | None = None,
+        **options: Any,
+    ) -> ExportReport:
         """Write flat columns; see ``Exporter.run``."""
         from workbench.datasets.extract import load_anchors
 
@@ -113,7 +124,10 @@ class Columnar(Exporter):
             for name, values in _weights(parts).items():
                 write_atomic(directory / name, values.tobytes())
             parts.save(directory)
-            size = seal(directory, self.name, manifest, {"norm": "pre", "layers": []})
+            stored = manifest.parameters["hidden_dtype"]
+            fidelity = Fidelity(None, manifest, documents=0, stored=stored, written=chosen.hidden_dtype, side="pre")
+            rounding = fidelity.result().to_dict()  # records hold no whole documents to compare
+            size = seal(directory, self.name, manifest, {"norm": "pre", "layers": [], "rounding": rounding})
         each = sum((Path(out) / name).stat().st_size for name in COLUMNS) / ledger.records
         return ExportReport(
             format=self.name,
@@ -124,6 +138,7 @@ class Columnar(Exporter):
             parts_bytes=sum((Path(out) / name).stat().st_size for name in (PARTS, *_weights(parts))),
             norm="pre",
             notes=[f"{ledger.records} anchor records of {each:.0f} bytes"],
+            rounding=rounding,
         )
 
     def validate(self, out: str | Path) -> list[str]:

@@ -14,7 +14,7 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -24,11 +24,15 @@ from workbench.core.errors import CapabilityError, UserError, check_int
 from workbench.core.manifest import write_json
 from workbench.core.progress import progress
 from workbench.core.staging import staged
+from workbench.datasets.export.fidelity import Fidelity
 from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportOptions, ExportReport, register
 from workbench.datasets.export.sidecar import Ledger, Sealed, row_columns, row_hashes, seal, sealed_report
 from workbench.datasets.export.source import SequenceSource
+
+if TYPE_CHECKING:
+    from workbench.model.hybrid import HybridModel
 
 VERSION = 2
 RECORD = struct.Struct("<QIIQQQQQ")  # sample, shard, tokens, offsets of the five tensors in the order of FIELDS
@@ -73,7 +77,15 @@ class DeepSpec(Exporter):
     about = "DeepSpec target cache (DSpark, DFlash, EAGLE-3): raw bfloat16 shards with an index"
     options = DeepSpecOptions
 
-    def run(self, data_dir: str | Path, out: str | Path, parts: ModelParts, **options: Any) -> ExportReport:
+    def run(
+        self,
+        data_dir: str | Path,
+        out: str | Path,
+        parts: ModelParts,
+        *,
+        model: HybridModel | None = None,
+        **options: Any,
+    ) -> ExportReport:
         """Write a target cache; see ``Exporter.run``."""
         chosen = DeepSpecOptions(**options)
         source = SequenceSource.of(data_dir, parts)
@@ -81,6 +93,15 @@ class DeepSpec(Exporter):
         _check_layers(layers, source)
         lengths: list[int] = []
         supervised: list[int] = []
+        fidelity = Fidelity(
+            model,
+            source.manifest,
+            documents=len(source),
+            stored=source.hidden_dtype,
+            written=chosen.hidden_dtype,
+            side="post",
+            dtypes=(chosen.hidden_dtype,),
+        )
         with staged(out) as directory:
             with (
                 Ledger(directory, row_columns(layers)) as ledger,
@@ -89,6 +110,7 @@ class DeepSpec(Exporter):
             ):
                 for row in source.documents(layers):
                     last_SH = parts.normed(row.last_SH).to(torch.bfloat16)
+                    fidelity.see(row.tokens_S, last_SH, parts)
                     taps = {i: row.taps[i].to(torch.bfloat16) for i in layers}
                     writer.add(row.tokens_S, row.mask_S, torch.cat(list(taps.values()), -1), last_SH)
                     ledger.add(row.doc_id, len(row.tokens_S), row_hashes(row.tokens_S, row.mask_S, last_SH, taps))
@@ -107,10 +129,20 @@ class DeepSpec(Exporter):
             }
             write_json(directory / MANIFEST, manifest)
             parts.save(directory)
-            size = seal(directory, self.name, source.manifest, {"norm": "post", "layers": list(layers)})
+            rounding = fidelity.result()
+            about = {"norm": "post", "layers": list(layers), "rounding": rounding.to_dict()}
+            size = seal(directory, self.name, source.manifest, about)
         note = f"train with target_model_name_or_path={manifest['target_model_name_or_path']!r}: it is compared"
         return sealed_report(
-            self.name, out, ledger, size=size, parts=(PARTS,), layers=layers, norm="post", notes=[note]
+            self.name,
+            out,
+            ledger,
+            size=size,
+            parts=(PARTS,),
+            layers=layers,
+            norm="post",
+            notes=[note],
+            rounding=rounding,
         )
 
     def validate(self, out: str | Path) -> list[str]:

@@ -10,7 +10,7 @@ Source: NVIDIA-NeMo/Automodel, ``components/datasets/llm/dspark_cache.py``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,11 +19,15 @@ from workbench.core.errors import CapabilityError
 from workbench.core.manifest import write_json
 from workbench.core.staging import staged
 from workbench.datasets.export import nemo
+from workbench.datasets.export.fidelity import Fidelity
 from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportReport, register
 from workbench.datasets.export.sidecar import Ledger, Sealed, row_columns, row_hashes, seal, sealed_report
 from workbench.datasets.export.source import SequenceRow, SequenceSource
+
+if TYPE_CHECKING:
+    from workbench.model.hybrid import HybridModel
 
 FORMAT_VERSION = 1
 WEIGHTS = "target_weights.safetensors"
@@ -36,7 +40,15 @@ class NemoDSpark(Exporter):
     about = "NeMo Automodel offline cache for DSpark: padded safetensors shards"
     options = nemo.NemoOptions
 
-    def run(self, data_dir: str | Path, out: str | Path, parts: ModelParts, **options: Any) -> ExportReport:
+    def run(
+        self,
+        data_dir: str | Path,
+        out: str | Path,
+        parts: ModelParts,
+        *,
+        model: HybridModel | None = None,
+        **options: Any,
+    ) -> ExportReport:
         """Write a DSpark cache; see ``Exporter.run``."""
         chosen = nemo.NemoOptions(**options)
         source = SequenceSource.of(data_dir, parts)
@@ -50,11 +62,20 @@ class NemoDSpark(Exporter):
                 f"give layers=[{final}] for the last one, which every store holds"
             )
         length = nemo.padded_length(source, chosen.seq_length)
+        fidelity = Fidelity(
+            model,
+            source.manifest,
+            documents=len(source),
+            stored=source.hidden_dtype,
+            written=chosen.hidden_dtype,
+            side="post",
+        )
         with staged(out) as directory:
             with Ledger(directory, row_columns(layers)) as ledger:
 
                 def sample(_: int, row: SequenceRow) -> dict[str, Tensor]:
                     last_SH = parts.normed(row.last_SH).to(chosen.dtype)
+                    fidelity.see(row.tokens_S, last_SH, parts)
                     taps = {i: last_SH if i == final else row.taps[i].to(chosen.dtype) for i in layers}
                     ledger.add(row.doc_id, len(row.tokens_S), row_hashes(row.tokens_S, row.mask_S, last_SH, taps))
                     return {
@@ -82,11 +103,21 @@ class NemoDSpark(Exporter):
             write_json(directory / nemo.MANIFEST, manifest)
             _save_weights(directory, parts)
             parts.save(directory)
-            size = seal(directory, self.name, source.manifest, {"norm": "post", "layers": list(layers)})
+            rounding = fidelity.result()
+            about = {"norm": "post", "layers": list(layers), "rounding": rounding.to_dict()}
+            size = seal(directory, self.name, source.manifest, about)
         note = f"layer {final} is exported after the final norm, as the trainer reads it; SGLang cannot serve its rows"
         notes = [note] if final in layers else []
         return sealed_report(
-            self.name, out, ledger, size=size, parts=(PARTS, WEIGHTS), layers=layers, norm="post", notes=notes
+            self.name,
+            out,
+            ledger,
+            size=size,
+            parts=(PARTS, WEIGHTS),
+            layers=layers,
+            norm="post",
+            notes=notes,
+            rounding=rounding,
         )
 
     def validate(self, out: str | Path) -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from workbench.core.manifest import write_json
 from workbench.core.staging import staged
 from workbench.datasets.export import nemo
 from workbench.datasets.export.draft_law import full_law, kept_law
+from workbench.datasets.export.fidelity import Fidelity
 from workbench.datasets.export.parts import FILE as PARTS
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import Exporter, ExportReport, register
@@ -37,6 +38,9 @@ from workbench.datasets.export.sidecar import (
     sealed_report,
 )
 from workbench.datasets.export.source import SequenceRow, SequenceSource
+
+if TYPE_CHECKING:
+    from workbench.model.hybrid import HybridModel
 
 FORMAT_VERSION = 2
 EMBEDDINGS = "target_embeddings.safetensors"
@@ -79,7 +83,15 @@ class NemoEagle3(Exporter):
     about = "NeMo Automodel offline cache for EAGLE-3, with the target's law whole or its top-k"
     options = Eagle3Options
 
-    def run(self, data_dir: str | Path, out: str | Path, parts: ModelParts, **options: Any) -> ExportReport:
+    def run(
+        self,
+        data_dir: str | Path,
+        out: str | Path,
+        parts: ModelParts,
+        *,
+        model: HybridModel | None = None,
+        **options: Any,
+    ) -> ExportReport:
         """Write an EAGLE-3 cache; see ``Exporter.run``."""
         chosen = Eagle3Options(**options)
         source = SequenceSource.of(data_dir, parts)
@@ -88,6 +100,14 @@ class NemoEagle3(Exporter):
         _check_kept(source, k, draft)
         length = nemo.padded_length(source, chosen.seq_length)
         masses: list[np.ndarray] = []
+        fidelity = Fidelity(
+            model,
+            source.manifest,
+            documents=len(source),
+            stored="float32" if k else source.hidden_dtype,  # of kept logits
+            written=chosen.hidden_dtype,
+            side="law",
+        )
         with staged(out) as directory:
             with Ledger(
                 directory, ("ids", "mask", "position", "law", "best", *(f"layer_{i}" for i in layers))
@@ -95,6 +115,8 @@ class NemoEagle3(Exporter):
 
                 def sample(number: int, row: SequenceRow) -> dict[str, Tensor]:
                     law, best_S, mass_S = _law(source, number, row, parts, k, chosen.dtype)
+                    if not k:
+                        fidelity.see_law(row.tokens_S, law["target_probs"], parts)
                     position_S = torch.isin(best_S, parts.kept_ids_D) & row.mask_S[1:]
                     masses.append(mass_S[row.mask_S[1:]].numpy())
                     taps = {i: _tap(source, row, i).to(chosen.dtype) for i in layers}
@@ -129,7 +151,8 @@ class NemoEagle3(Exporter):
             parts.save(directory)
             mass = np.concatenate(masses)
             held = {"mean": float(mass.mean()), "least": float(mass.min())} if k and len(mass) else None
-            facts = {"norm": "", "layers": list(layers), "top_k": k, "kept_mass": held}
+            rounding = fidelity.result()
+            facts = {"norm": "", "layers": list(layers), "top_k": k, "kept_mass": held, "rounding": rounding.to_dict()}
             size = seal(directory, self.name, source.manifest, facts)
         notes = []
         if held is not None:
@@ -137,7 +160,16 @@ class NemoEagle3(Exporter):
                 f"the kept draft ids hold {held['mean']:.4f} of the target's law on average over supervised rows and "
                 f"{held['least']:.4f} at least; the format renormalises them and drops the rest"
             )
-        return sealed_report(self.name, out, ledger, size=size, parts=(PARTS, EMBEDDINGS), layers=layers, notes=notes)
+        return sealed_report(
+            self.name,
+            out,
+            ledger,
+            size=size,
+            parts=(PARTS, EMBEDDINGS),
+            layers=layers,
+            notes=notes,
+            rounding=rounding,
+        )
 
     def validate(self, out: str | Path) -> list[str]:
         """Problems of an EAGLE-3 cache, a sentence each; empty when it is sound."""

@@ -19,6 +19,7 @@ from workbench.core.errors import UserError, check_choice
 
 if TYPE_CHECKING:
     from workbench.datasets.export.parts import ModelParts
+    from workbench.model.hybrid import HybridModel
 
 HIDDEN_DTYPES = ("bfloat16", "float32")
 
@@ -69,6 +70,8 @@ class ExportReport:
         left_out: Document ids that the format cannot hold, and why.
         notes: What the user must know to train from it, a sentence each.
         parts_bytes: Bytes of the model's parts among ``bytes``, which do not grow with the documents.
+        rounding: Types of the last rows on their way, how often they were rounded, and how far the logits that a sample
+            of them gives lie from the model's, as ``fidelity.Rounding`` has it; empty where there are no such rows.
     """
 
     format: str
@@ -82,6 +85,7 @@ class ExportReport:
     left_out: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     parts_bytes: int = 0
+    rounding: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def bytes_per_token(self) -> float:
@@ -97,7 +101,15 @@ class Exporter(ABC):
     options: ClassVar[type[Any]] = ExportOptions
 
     @abstractmethod
-    def run(self, data_dir: str | Path, out: str | Path, parts: ModelParts, **options: Any) -> ExportReport:
+    def run(
+        self,
+        data_dir: str | Path,
+        out: str | Path,
+        parts: ModelParts,
+        *,
+        model: HybridModel | None = None,
+        **options: Any,
+    ) -> ExportReport:
         """Write an export, whole or not at all.
 
         Args:
@@ -105,6 +117,8 @@ class Exporter(ABC):
             out: Directory to make; it must not hold anything.
             parts: Embedding, head and final norm of the model that the data were made with; they are written beside
                 the export.
+            model: That model, to compare a few documents with what is written of them; None, the default, for no
+                comparison.
             **options: Fields of ``options``.
 
         Returns:

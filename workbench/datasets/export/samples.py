@@ -96,6 +96,7 @@ class Facts:
         tokens: Their tokens.
         left_out: Document ids that were not written, and why.
         files: sha256 of every file that is no sample.
+        rounding: What happened to last rows on their way, from ``fidelity.Rounding``; empty where there are none.
         complete: The export reached its end.
     """
 
@@ -112,6 +113,7 @@ class Facts:
     tokens: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    rounding: dict[str, Any] = field(default_factory=dict)
     complete: bool = False
 
     @property

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from workbench.core.errors import CheckpointError
 from workbench.core.manifest import Manifest, sha256_file, write_json
+from workbench.datasets.export.fidelity import Rounding
 from workbench.datasets.export.parts import ModelParts
 from workbench.datasets.export.registry import ExportReport
 
@@ -135,6 +136,7 @@ def sealed_report(
     layers: Sequence[int],
     norm: str = "",
     notes: Sequence[str] = (),
+    rounding: Rounding,
 ) -> ExportReport:
     """What an export with a ledger wrote.
 
@@ -147,6 +149,7 @@ def sealed_report(
         layers: Exported layers.
         norm: Side of the final norm on which last rows lie; "" where there are none.
         notes: What the user must know.
+        rounding: What rounding cost.
     """
     return ExportReport(
         format=exporter,
@@ -158,7 +161,8 @@ def sealed_report(
         layers=layers,
         layer_ids=layers,
         norm=norm,
-        notes=notes,
+        notes=[*notes, *filter(None, [rounding.sentence])],
+        rounding=rounding.to_dict(),
     )
 
 

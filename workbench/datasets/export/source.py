@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 KIND = "sequence"
 TAP = "tap_"
+KEPT_AS = {"uint16": "bfloat16", "float32": "float32", "uint8": "fp8"}  # type of a column to type of a row
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +88,11 @@ class SequenceSource:
     def hidden_size(self) -> int:
         """Width of a row."""
         return int(self.manifest.model["hidden_size"])
+
+    @property
+    def hidden_dtype(self) -> str:
+        """Type that rows are kept in."""
+        return KEPT_AS[str(self.rows.features["hidden"].feature.dtype)]
 
     @property
     def num_layers(self) -> int:
