@@ -43,6 +43,24 @@ def _row(
         return narrow(acc * tl.sigmoid(acc), TYPE).to(tl.float32)
 
 
+@triton.jit
+def _inputs(
+    q_ptr, k_ptr, v_ptr, beta_ptr, decay_ptr, window_ptr, taps_ptr, b, t, rows, T, q_row, k_row, v_row, gate_row,
+    k_col, v_col, q_col, h, live_k, live_v, C, OUT: tl.constexpr, W: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """What one row brings: key, value, query, strength and decay; zeros past the last row."""
+    more = t < rows
+    k = _row(k_ptr, window_ptr, taps_ptr, b, t, T, k_row, k_col, live_k & more, C, W, TYPE)
+    v = _row(v_ptr, window_ptr, taps_ptr, b, t, T, v_row, v_col, live_v & more, C, W, TYPE)
+    q = k
+    if OUT:
+        q = _row(q_ptr, window_ptr, taps_ptr, b, t, T, q_row, q_col, live_k & more, C, W, TYPE)
+    at = (b * T + t) * gate_row + h
+    beta = tl.load(beta_ptr + at, mask=more, other=0.0).to(tl.float32)
+    decay = tl.load(decay_ptr + at, mask=more, other=0.0).to(tl.float32)
+    return k, v, q, beta, decay
+
+
 @triton.jit(do_not_specialize=["T"])
 def delta_kernel(
     q_ptr, k_ptr, v_ptr, beta_ptr, decay_ptr, a_log_ptr, bias_ptr, state_ptr, count_ptr, out_ptr, after_ptr,
@@ -77,12 +95,22 @@ def delta_kernel(
     rows = T
     if COUNTED > 0:
         rows = tl.load(count_ptr + (b if COUNTED == 1 else 0))
+    # a row's inputs are read while the row before is worked on
+    k_next, v_next, q_next, beta_next, decay_next = _inputs(
+        q_ptr, k_ptr, v_ptr, beta_ptr, decay_ptr, window_ptr, taps_ptr, b, 0, rows, T, q_row, k_row, v_row, gate_row,
+        keys + n * K + i, 2 * keys + h * V + j, n * K + i, h, live_k, live_v, C, OUT, W, TYPE,
+    )  # fmt: skip
     for t in range(0, rows):
         row = b * T + t
-        k = _row(k_ptr, window_ptr, taps_ptr, b, t, T, k_row, keys + n * K + i, live_k, C, W, TYPE)
-        v = _row(v_ptr, window_ptr, taps_ptr, b, t, T, v_row, 2 * keys + h * V + j, live_v, C, W, TYPE)
-        beta = tl.load(beta_ptr + row * gate_row + h).to(tl.float32)
-        decay = tl.load(decay_ptr + row * gate_row + h).to(tl.float32)
+        k = k_next
+        v = v_next
+        q = q_next
+        beta = beta_next
+        decay = decay_next
+        k_next, v_next, q_next, beta_next, decay_next = _inputs(
+            q_ptr, k_ptr, v_ptr, beta_ptr, decay_ptr, window_ptr, taps_ptr, b, t + 1, rows, T, q_row, k_row, v_row,
+            gate_row, keys + n * K + i, 2 * keys + h * V + j, n * K + i, h, live_k, live_v, C, OUT, W, TYPE,
+        )  # fmt: skip
         if RAW:
             k = k * tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
             beta = tl.sigmoid(beta)
@@ -97,7 +125,6 @@ def delta_kernel(
         d = beta * (v - decay * tl.sum(k[:, None] * s, 0))
         s = tl.fma(k[:, None], d[None, :], decay * s)
         if OUT:
-            q = _row(q_ptr, window_ptr, taps_ptr, b, t, T, q_row, n * K + i, live_k, C, W, TYPE)
             if RAW:
                 q = q * (tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale)
             tl.store(out_ptr + (row * H + h) * V + j, tl.sum(q[:, None] * s, 0), mask=live_v)
