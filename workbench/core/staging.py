@@ -28,12 +28,14 @@ def check_new(out: str | Path) -> Path:
         The path.
 
     Raises:
-        UserError: The name is taken.
+        UserError: The name is taken, or is that of the working directory.
     """
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         what = "holds files" if out.is_dir() else "is a file"
         raise UserError(f"out={str(out)!r} {what} already: choose another directory, or delete it")
+    if os.path.realpath(out) == os.path.realpath("."):
+        raise UserError(f"out={str(out)!r} is the directory that this process works in: choose another")
     return out
 
 
@@ -54,15 +56,15 @@ def staged(out: str | Path) -> Iterator[Path]:
     Raises:
         UserError: The name is taken or being written, nothing can be written there, or the disk takes no more.
     """
-    out = Path(out)
-    stage = out.with_name(f".{out.name}.partial")
-    if not stage.exists():
-        check_new(out)
+    final = Path(os.path.realpath(out))  # a link to an empty directory stays a link
+    stage = final.parent / f".{final.name}.partial"
     made: list[Path] = []
     lock = -1
     try:
         try:
-            for path in reversed(out.parents):
+            if not stage.exists():
+                check_new(out)
+            for path in reversed(final.parents):
                 if not path.exists():
                     path.mkdir()
                     made.append(path)
@@ -73,8 +75,8 @@ def staged(out: str | Path) -> Iterator[Path]:
         except OSError as error:
             raise UserError(f"out={str(out)!r} cannot be written to ({error.strerror}): choose another") from None
         yield stage / FILLED
-        os.replace(stage / FILLED, out)
-        sync_directory(out.parent)
+        os.replace(stage / FILLED, final)
+        sync_directory(final.parent)
     except BaseException as error:
         if lock >= 0:
             _remove(stage)
@@ -94,7 +96,7 @@ def staged(out: str | Path) -> Iterator[Path]:
             os.close(lock)
 
 
-def _locked(stage: Path, out: Path) -> int:
+def _locked(stage: Path, out: str | Path) -> int:
     """Make the stage, or take over an abandoned one; the lock on it, which ends with the process."""
     with suppress(FileExistsError):
         stage.mkdir()
@@ -105,9 +107,12 @@ def _locked(stage: Path, out: Path) -> int:
     lock = os.open(stage, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held, there = os.fstat(lock), os.stat(stage)
+        if (held.st_dev, held.st_ino) != (there.st_dev, there.st_ino):  # its process removed it before it let go
+            raise BlockingIOError
     except OSError as error:
         os.close(lock)
-        if isinstance(error, BlockingIOError):
+        if isinstance(error, (BlockingIOError, FileNotFoundError)):
             raise UserError(f"out={str(out)!r} is being written by another process: wait, or choose another") from None
         raise
     return lock
