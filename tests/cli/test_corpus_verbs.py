@@ -119,7 +119,7 @@ EXTRACT = [
     (("--split", "train"), "has no split 'train'"),
     (("--max-tokens", "6", "--overflow", "truncate", "--limit", "1"), "--gamma 5 needs at least 7"),
     (("--max-tokens", "none", "--limit", "5"), "this model's context is 8192"),
-    (("--min-tokens", "100000000"), "is empty: its 126 documents were all left out"),
+    (("--min-tokens", "100000000"), "is empty: none of its 126 documents could be kept within"),
 ]
 
 

@@ -20,7 +20,9 @@ def test_it_answers_goes_on_and_is_a_corpus(run, tmp_path):
     assert data["parameters"]["seed"] == 5 and data["parameters"]["k"] == 2 and data["drafted"] > 0
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     again = run(*argv)
-    assert again.code == 0 and again.out.startswith("2 answers of 16 tokens to 24 of prompts")
+    assert again.code == 0 and again.out.startswith(
+        f"2 answers in {tmp_path}/own, 16 tokens to prompts of 24: 1 shard, "
+    )
     assert "workbench extract --corpus" in again.out and "ended: 2 by length" in again.out
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     read = run("extract", "--corpus", out, "--out", tmp_path / "anchors", "--gamma", "2", "--top-k", "4", "--json").data
@@ -37,7 +39,7 @@ def test_chats_by_another_template_and_what_is_set_aside(run, refused, tmp_path)
     argv = (*argv, "--chat-template", template, "--template-options", '{"word": "So:"}', "--no-turn-ends")
     assert "document 'bad': it asks nothing" in refused(*argv)
     made = run(*argv, "--skip-bad", "--json")
-    assert made.data["answers"] == 1 and made.data["quarantine"][0][0] == "bad"
+    assert made.data["answers"] == 1 and [one["doc_id"] for one in made.data["quarantined"]] == ["bad"]
     assert "1 prompt left out:" in made.err and "it asks nothing" in made.err
     from workbench import corpus, load
 
@@ -55,13 +57,13 @@ def test_prompts_that_cannot_be_answered_are_set_aside_and_counted(run, refused,
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     argv = ("generate-corpus", "--prompts", lines, "--out", tmp_path / "own", "--max-new-tokens", "4")
     assert "document 'none': tokens must be a list of token ids" in refused(*argv)
-    assert "are in quarantine" in refused(*argv, "--skip-bad", "--max-prompt", "2")
+    assert "holds no prompt that can be used; 6 in quarantine" in refused(*argv, "--skip-bad", "--max-prompt", "2")
     made = run(*argv, "--skip-bad", "--json")
-    assert made.data["answers"] == 1 and len(made.data["quarantine"]) == 5
-    assert dict(made.data["quarantine"]).keys() == {"none", "long0", "long1", "long2", "long3"}
+    assert made.data["answers"] == 1 and len(made.data["quarantined"]) == 5
+    assert {one["doc_id"] for one in made.data["quarantined"]} == {"none", "long0", "long1", "long2", "long3"}
     assert "5 prompts left out:" in made.err and "and 2 more, listed by --json" in made.err
     again = run(*argv, "--skip-bad", "--json")
-    assert again.data["quarantine"] == made.data["quarantine"]
+    assert again.data["quarantined"] == made.data["quarantined"]
 
 
 REFUSED = [

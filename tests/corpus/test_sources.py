@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from workbench.core.errors import CheckpointError, UserError
-from workbench.corpus import corpus, corpus_fingerprint
+from workbench.corpus import corpus, corpus_fingerprint, prompts
 from workbench.model.tokenizer import Tokenizer
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]
@@ -87,8 +87,29 @@ def test_bad_rows_are_sentences_and_go_to_quarantine(tokenizer: Tokenizer, row: 
 
 
 def test_nothing_left_names_the_quarantine(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"1 of them in quarantine, such as \('x', "):
+    with pytest.raises(
+        UserError, match=r"none of its 1 documents could be kept.*; 1 in quarantine, such as: document 'x' has a prompt"
+    ):
         corpus([{"id": "x", "prompt": "a"}], tokenizer=tokenizer, quarantine=[])
+
+
+def test_lines_and_items_that_hold_no_document_go_to_quarantine(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"tokens": [1]}\n{"id": "x"}\n\nnot json\n[1]\n{"tokens": [2]}\n', "utf-8")
+    items = [{"tokens": [1]}, {"id": "x"}, 5, {"tokens": [2]}]
+    for read in (corpus, prompts):
+        with pytest.raises(UserError, match=r"a\.jsonl line 2 has the columns 'id'"):
+            read(file)
+        aside: list[tuple[str, str]] = []
+        assert [tape.tokens.tolist() for tape in read(file, quarantine=aside)] == [[1], [2]]
+        assert [place for place, _ in aside] == ["a.jsonl:2", "a.jsonl:4", "a.jsonl:5"]
+        assert "line 4 is not valid JSON" in aside[1][1] and "line 5 holds a list" in aside[2][1]
+        with pytest.raises(UserError, match="document 1 has the columns 'id'"):
+            read(items)
+        aside = []
+        assert len(read(items, quarantine=aside)) == 2 and [place for place, _ in aside] == ["doc-000001", "doc-000002"]
+        with pytest.raises(UserError, match=r"needs at least one .*; 2 in quarantine, such as: document 1 holds a int"):
+            read(items[1:3], quarantine=[])
 
 
 def test_tables_hold_null_where_a_message_has_no_such_key(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_prompts_that_cannot_be_answered_go_into_quarantine(model: HybridModel, 
     generate_corpus(model, Corpus(asked[:2].tapes, tokenizer=asked.tokenizer), out=tmp_path / "b", max_new_tokens=4)
     for file in (tmp_path / "a").glob("*.arrow"):
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), "answers are those without the bad ones"
-    with pytest.raises(UserError, match="no prompt can be answered: all are in quarantine"):
+    with pytest.raises(UserError, match="no prompt can be answered; 4 in quarantine, such as: document 'strange'"):
         generate_corpus(model, Corpus(bad), out=tmp_path / "c", quarantine=[])
     assert not (tmp_path / "c").exists()
 

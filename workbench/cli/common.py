@@ -183,6 +183,11 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
     sys.stdout.flush()
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things, such as "1 shard" and "1,024 shards"."""
+    return f"{number:,} {what}{'s'[: number != 1]}"
+
+
 def plain(value: Any) -> Any:
     """A value as JSON holds it: mappings and lists of plain values, None for numbers that are not finite."""
     if isinstance(value, Mapping):

@@ -8,7 +8,7 @@ from dataclasses import fields
 from time import perf_counter
 from typing import Any
 
-from workbench.cli.common import Outcome, add_common, add_corpus, load, read_corpus
+from workbench.cli.common import Outcome, add_common, add_corpus, counted, load, read_corpus
 from workbench.cli.options import Kind, add_options, given
 from workbench.cli.parser import Parser, one_of
 from workbench.core.errors import UserError
@@ -112,11 +112,11 @@ def run(args: argparse.Namespace) -> Outcome:
     }
     left_out = ""
     if len(aside):
-        left_out = f"{len(tapes):,} tapes = {documents:,} stored + {len(aside):,} left out; reasons are in "
+        left_out = f"{counted(len(tapes), 'tape')} = {documents:,} stored + {len(aside):,} left out; reasons are in "
         left_out += f"{args.out}/{QUARANTINE_FILE}\n"
     text = (
-        f"{len(records):,} records of {documents:,} tapes ({tokens:,} tokens) in {args.out}: "
-        f"{len(manifest.shards)} shards, {data['bytes']:,} bytes, {seconds:.1f} s\n{left_out}"
+        f"{counted(len(records), 'record')} of {counted(documents, 'tape')} ({tokens:,} tokens) in {args.out}: "
+        f"{counted(len(manifest.shards), 'shard')}, {data['bytes']:,} bytes, {seconds:.1f} s\n{left_out}"
         f"open them with workbench.{KINDS[args.kind]}({args.out!r}) or datasets.load_from_disk({args.out!r})"
     )
     return Outcome(data, text)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from time import perf_counter
 
-from workbench.cli.common import Outcome, add_common, load
+from workbench.cli.common import Outcome, add_common, counted, load
 from workbench.cli.generate import decoding_choices, decoding_kinds
 from workbench.cli.options import add_options, given, template_kinds
 from workbench.cli.parser import Parser
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> Outcome:
         "out": args.out,
         **summary,
         "corpus": asked.name,
-        "quarantine": [list(entry) for entry in quarantine or ()],
+        "quarantined": [{"doc_id": doc_id, "reason": reason} for doc_id, reason in quarantine or ()],
         "shards": len(manifest.shards),
         "bytes": sum(shard["bytes"] for shard in manifest.shards),
         "parameters": manifest.parameters,
@@ -100,8 +100,9 @@ def run(args: argparse.Namespace) -> Outcome:
     ended = ", ".join(f"{count} by {name.replace('_', ' ')}" for name, count in summary["finish"].items())
     tau = "" if summary["tau"] is None else f"; {summary['tau']:.2f} drafts accepted a round without bonus"
     text = (
-        f"{summary['answers']:,} answers of {summary['answer_tokens']:,} tokens to {summary['prompt_tokens']:,} of "
-        f"prompts in {args.out}: {len(manifest.shards)} shards, {data['bytes']:,} bytes, {seconds:.1f} s\n"
+        f"{counted(summary['answers'], 'answer')} in {args.out}, {summary['answer_tokens']:,} tokens to prompts of "
+        f"{summary['prompt_tokens']:,}: {counted(len(manifest.shards), 'shard')}, {data['bytes']:,} bytes, "
+        f"{seconds:.1f} s\n"
         f"ended: {ended}{tau}\n"
         f"use them with workbench extract --corpus {args.out}, or workbench.corpus({args.out!r})"
     )
@@ -113,9 +114,9 @@ def _aside(quarantine: list[tuple[str, str]] | None) -> list[str]:
     if not quarantine:
         return []
     count, more = len(quarantine), len(quarantine) - SHOWN
-    named = [f"  {doc_id}: {why}" for doc_id, why in quarantine[:SHOWN]]
+    named = [f"  {why}" for _, why in quarantine[:SHOWN]]
     return [
-        f"{count:,} prompt{'s'[: count != 1]} left out:",
+        f"{counted(count, 'prompt')} left out:",
         *named,
         *([f"  and {more:,} more, listed by --json"] if more > 0 else []),
     ]

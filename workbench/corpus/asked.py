@@ -11,9 +11,16 @@ import numpy as np
 from workbench.core.errors import UserError, check_flag
 from workbench.core.tape import Corpus, Tape
 from workbench.corpus.chat import Conversation
-from workbench.corpus.choose import Quarantine, split_documents, taken
+from workbench.corpus.choose import split_documents, taken
 from workbench.corpus.rows import Reader, conversation, given_ids
-from workbench.corpus.sources import DEMO_PROMPTS, Document, content_column, read_source
+from workbench.corpus.sources import (
+    DEMO_PROMPTS,
+    Document,
+    Quarantine,
+    content_column,
+    in_quarantine,
+    read_source,
+)
 from workbench.model.tokenizer import Tokenizer
 
 
@@ -73,10 +80,10 @@ def prompts(
             f"prompt_tokens={prompt_tokens} cuts plain texts, and chat=True makes none: leave one of them out"
         )
     demo = isinstance(source, str) and source == "demo"
-    name, documents = read_source(DEMO_PROMPTS if demo else source, text_column=text_column)
+    name, documents = read_source(DEMO_PROMPTS if demo else source, text_column=text_column, quarantine=quarantine)
     name = "demo" if demo else name
     if not documents:
-        raise UserError(f"source {name!r} is empty: it needs at least one prompt")
+        raise UserError(f"source {name!r} is empty: it needs at least one prompt{in_quarantine(quarantine)}")
     asking = _Asking(reader, chat, prompt_tokens, max_prompt)
     tapes = taken(
         split_documents(documents, split, name),
@@ -87,8 +94,7 @@ def prompts(
         desc="prompts",
     )
     if not tapes:
-        aside = f", such as {quarantine[-1]}" if quarantine else ""
-        raise UserError(f"source {name!r} holds no prompt that can be used: all are in quarantine{aside}")
+        raise UserError(f"source {name!r} holds no prompt that can be used{in_quarantine(quarantine)}")
     label = name if limit is None else f"{name} (limit={limit})"
     return Corpus(tapes, name=f"prompts({label})", tokenizer=reader.fingerprint)
 

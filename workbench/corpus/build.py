@@ -8,10 +8,10 @@ from typing import Any
 
 from workbench.core.errors import UserError, check_choice
 from workbench.core.tape import Corpus
-from workbench.corpus.choose import Quarantine, split_documents, taken
+from workbench.corpus.choose import split_documents, taken
 from workbench.corpus.cut import OVERFLOW, Cut
 from workbench.corpus.rows import Reader
-from workbench.corpus.sources import read_source
+from workbench.corpus.sources import Quarantine, in_quarantine, read_source
 from workbench.model.tokenizer import Tokenizer
 
 
@@ -75,9 +75,9 @@ def corpus(
         skip_empty=min_tokens is not None,
     )
     check_choice("overflow", overflow, OVERFLOW)
-    name, documents = read_source(source, text_column=text_column)
+    name, documents = read_source(source, text_column=text_column, quarantine=quarantine)
     if not documents:
-        raise UserError(f"corpus {name!r} is empty: it needs at least one document")
+        raise UserError(f"corpus {name!r} is empty: it needs at least one document{in_quarantine(quarantine)}")
     chosen = split_documents(documents, split, name)
     cut = Cut(reader, max_tokens, overflow, min_tokens or 0, min_response or 0)
     tapes = taken(
@@ -85,10 +85,10 @@ def corpus(
     )
     said = [f"{key}={value}" for key, value in {"split": split, **counts}.items() if value is not None]
     if not tapes:
-        aside = f", {len(quarantine)} of them in quarantine, such as {quarantine[-1]}" if quarantine else ""
+        bounds = f" within {', '.join(said)}" if said else ""
         raise UserError(
-            f"corpus {name!r} is empty: its {len(chosen)} documents were all left out ({', '.join(said)}){aside}; the "
-            f"longest tape had {cut.longest} tokens: loosen the bounds"
+            f"corpus {name!r} is empty: none of its {len(chosen):,} documents could be kept{bounds}, and the longest "
+            f"tape had {cut.longest} tokens: loosen the bounds{in_quarantine(quarantine)}"
         )
     label = f"{name} ({', '.join(said)})" if said else name
     return Corpus(tapes, name=label, tokenizer=reader.fingerprint)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from workbench.core.errors import UserError
 from workbench.core.progress import progress
 from workbench.core.tape import Tape
-from workbench.corpus.sources import Document
+from workbench.corpus.sources import Document, Quarantine, set_aside
 
 
 def split_documents(documents: list[Document], split: str | None, name: str) -> list[Document]:
@@ -43,16 +43,6 @@ def spread(documents: list[Document], seed: int) -> list[int]:
     return [i for _, _, i in sorted(ranked)]
 
 
-Quarantine = list[tuple[str, str]]
-
-
-def set_aside(quarantine: Quarantine | None, document: Document, error: UserError) -> None:
-    """Note a document that cannot be used, with the reason; without a list the error stands."""
-    if quarantine is None:
-        raise error
-    quarantine.append((document.doc_id, str(error)))
-
-
 def taken(
     documents: list[Document],
     tapes: Callable[[Document], list[Tape]],
@@ -81,7 +71,7 @@ def taken(
             try:
                 kept = tapes(documents[i])
             except UserError as error:
-                set_aside(quarantine, documents[i], error)
+                set_aside(quarantine, documents[i].doc_id, error)
                 continue
             if kept:
                 found[i] = kept

@@ -25,6 +25,9 @@ TEXT_SUFFIXES = frozenset(
 LINES = (".jsonl", ".ndjson")
 
 
+Quarantine = list[tuple[str, str]]  # (doc_id, reason) of every document set aside
+
+
 @dataclass(frozen=True, eq=False)
 class Document:
     """One document before it is tokenized.
@@ -42,7 +45,30 @@ class Document:
     content: Callable[[], Mapping[str, Any]]
 
 
-def read_source(source: Any, *, text_column: str, name: str = "") -> tuple[str, list[Document]]:
+def set_aside(quarantine: Quarantine | None, doc_id: str, error: UserError) -> None:
+    """List a document with the reason why it cannot be used; without a list, refuse it.
+
+    Args:
+        quarantine: The list, or None.
+        doc_id: Id of the document.
+        error: Why it cannot be used.
+
+    Raises:
+        UserError: There is no list.
+    """
+    if quarantine is None:
+        raise error
+    quarantine.append((doc_id, str(error)))
+
+
+def in_quarantine(quarantine: Quarantine | None) -> str:
+    """How many documents a list holds and why the last is there, as the end of a sentence; "" when it holds none."""
+    return f"; {len(quarantine):,} in quarantine, such as: {quarantine[-1][1]}" if quarantine else ""
+
+
+def read_source(
+    source: Any, *, text_column: str, name: str = "", quarantine: Quarantine | None = None
+) -> tuple[str, list[Document]]:
     """List the documents of a source.
 
     Args:
@@ -50,6 +76,8 @@ def read_source(source: Any, *, text_column: str, name: str = "") -> tuple[str, 
             list of texts or mappings.
         text_column: Column that holds text.
         name: Of a dataset in memory; "" for its own.
+        quarantine: Lines of a file and items of a list that hold no document are appended here, under the id that
+            their place gives them, and left out; None stops at the first.
 
     Returns:
         A short name without directories, and the documents in order.
@@ -66,7 +94,9 @@ def read_source(source: Any, *, text_column: str, name: str = "") -> tuple[str, 
         name = path.resolve().name
         if is_dataset(path):
             return name, read_source(open_dataset(path), text_column=text_column, name=name)[1]
-        return name, list(_folder(path, text_column) if path.is_dir() else _file(path, name, path.stem, text_column))
+        if path.is_dir():
+            return name, list(_folder(path, text_column, quarantine))
+        return name, list(_file(path, name, path.stem, text_column, quarantine))
     if hasattr(source, "column_names") and hasattr(source, "features"):
         return name or _table_name(source), list(_table(source, text_column, name=name))
     if isinstance(source, Mapping):
@@ -74,7 +104,7 @@ def read_source(source: Any, *, text_column: str, name: str = "") -> tuple[str, 
         return "dataset", [document for _, part in parts for document in part]
     if isinstance(source, Sequence):
         rows = [{text_column: row} if isinstance(row, str) else row for row in source]
-        return "list", [_row(row, f"document {i}", f"doc-{i:06d}", "", text_column) for i, row in enumerate(rows)]
+        return "list", list(_listed(rows, text_column, quarantine))
     raise UserError(
         f"source of type {type(source).__name__} is not valid: give 'demo', a file, a directory, a Hugging Face "
         "Dataset, or a list of texts or mappings"
@@ -96,7 +126,7 @@ def _demo(source: str, text_column: str) -> Iterator[Document]:
         yield from _parquet(files[name], name, text_column)
 
 
-def _folder(path: Path, text_column: str) -> Iterator[Document]:
+def _folder(path: Path, text_column: str, quarantine: Quarantine | None) -> Iterator[Document]:
     readable = {*TEXT_SUFFIXES, *LINES, ".parquet"}
     found = [
         file
@@ -113,12 +143,12 @@ def _folder(path: Path, text_column: str) -> Iterator[Document]:
     for file in found:
         inside = file.relative_to(path)
         register = inside.parts[0] if len(inside.parts) > 1 else path.resolve().name
-        yield from _file(file, inside.as_posix(), register, text_column)
+        yield from _file(file, inside.as_posix(), register, text_column, quarantine)
 
 
-def _file(path: Path, name: str, register: str, text_column: str) -> Iterator[Document]:
+def _file(path: Path, name: str, register: str, text_column: str, quarantine: Quarantine | None) -> Iterator[Document]:
     if path.suffix.lower() in LINES:
-        yield from _lines(path, name, register, text_column)
+        yield from _lines(path, name, register, text_column, quarantine)
     elif path.suffix.lower() == ".parquet":
         yield from _parquet(path, register, text_column)
     else:
@@ -134,26 +164,42 @@ def _text(path: Path) -> str:
         ) from None
 
 
-def _lines(path: Path, name: str, register: str, text_column: str) -> Iterator[Document]:
+def _lines(path: Path, name: str, register: str, text_column: str, quarantine: Quarantine | None) -> Iterator[Document]:
     at = 0
     with open(path, "rb") as handle:
         for number, line in enumerate(handle, 1):
             begin, at = at, at + len(line)
             if not line.strip():
                 continue
-            where = f"{path} line {number}"
+            where, place = f"{path} line {number}", f"{name}:{number}"
             try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{where} is not valid JSON ({error}): each line must be one JSON object") from None
-            document = _row(row, where, f"{name}:{number}", register, text_column)
+                document = _row(_parsed(line, where), where, place, register, text_column)
+            except UserError as error:
+                set_aside(quarantine, place, error)
+                continue
             yield replace(document, content=partial(_line, path, begin))
+
+
+def _parsed(line: bytes, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{where} is not valid JSON ({error}): each line must be one JSON object") from None
 
 
 def _line(path: Path, begin: int) -> Mapping[str, Any]:
     with open(path, "rb") as handle:
         handle.seek(begin)
         return json.loads(handle.readline())
+
+
+def _listed(rows: Sequence[Any], text_column: str, quarantine: Quarantine | None) -> Iterator[Document]:
+    for i, row in enumerate(rows):
+        place = f"doc-{i:06d}"
+        try:
+            yield _row(row, f"document {i}", place, "", text_column)
+        except UserError as error:
+            set_aside(quarantine, place, error)
 
 
 def _row(row: Any, where: str, default_id: str, register: str, text_column: str) -> Document:

@@ -23,8 +23,8 @@ from workbench.core.errors import UserError, check_flag, check_int
 from workbench.core.tape import Corpus, Tape
 from workbench.corpus.build import corpus
 from workbench.corpus.chat import end_of_turn
-from workbench.corpus.choose import Quarantine
 from workbench.corpus.ondisk import KIND
+from workbench.corpus.sources import Quarantine, in_quarantine, set_aside
 from workbench.datasets.extract import numerical_class
 from workbench.datasets.provenance import as_corpus, check_tapes, new_manifest
 from workbench.datasets.shards import ShardDirectory, load_shards, plan_shards
@@ -255,15 +255,12 @@ def _answerable(
             budget = _budget(model, tape, max_new_tokens)
             check_tapes(model, Corpus([tape]))
         except UserError as error:
-            if quarantine is None:
-                raise
-            quarantine.append((tape.doc_id, str(error)))
+            set_aside(quarantine, tape.doc_id, error)
             continue
         kept.append(tape)
         budgets.append(budget)
     if not kept:
-        assert quarantine
-        raise UserError(f"no prompt can be answered: all are in quarantine, such as {quarantine[-1]}")
+        raise UserError(f"no prompt can be answered{in_quarantine(quarantine)}")
     left = Corpus(kept, name=asked.name, tokenizer=asked.tokenizer)
     check_tapes(model, left)
     return left, budgets

@@ -132,7 +132,8 @@ class DeepSpec(Exporter):
             rounding = fidelity.result()
             about = {"norm": "post", "layers": list(layers), "rounding": rounding.to_dict()}
             size = seal(directory, self.name, source.manifest, about)
-        note = f"train with target_model_name_or_path={manifest['target_model_name_or_path']!r}: it is compared"
+        name = manifest["target_model_name_or_path"]
+        note = f"train with target_model_name_or_path={name!r}: the trainer compares it with the cache's"
         return sealed_report(
             self.name,
             out,

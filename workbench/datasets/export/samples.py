@@ -139,7 +139,7 @@ class Facts:
         """
         file = out / FILE
         if not file.is_file():
-            raise CheckpointError(f"{out} has no {FILE}: give a directory that an export of the workbench wrote")
+            raise CheckpointError(f"{out} has no {FILE}: give a directory that an export to this format wrote")
         try:
             data = json.loads(file.read_text("utf-8"))
             if (found := data.pop("format")) != FORMAT:

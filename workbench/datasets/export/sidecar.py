@@ -198,7 +198,7 @@ class Sealed:
         self = cls(Path(out), [])
         path = self.out / FACTS
         if not path.is_file():
-            self.problems.append(f"{out} has no {FACTS}: the export did not end, or is not one of the workbench")
+            self.problems.append(f"{out} has no {FACTS}: give a directory that an export to this format wrote")
             return self
         try:
             self.facts = json.loads(path.read_text("utf-8"))
