@@ -20,7 +20,7 @@ def test_extract_writes_what_datasets_opens_and_goes_on(run, tmp_path):
     assert first.data["records"] == len(datasets.load_from_disk(str(out))) == 3
     assert first.data["parameters"]["seed"] == 5 and first.data["parameters"]["anchors"] == [1, 5, 9]
     again = run(*argv)
-    assert again.code == 0 and again.out.startswith("3 records of 1 tapes (40 tokens)")
+    assert again.code == 0 and again.out.startswith("3 records of 1 tape (40 tokens)")
 
 
 def test_a_directory_of_another_run_is_refused(run, refused, tmp_path):

@@ -64,8 +64,8 @@ class SequenceSource:
         if self.manifest.kind == "anchors":
             raise CapabilityError(
                 f"{path} holds anchor records, with the rows of single positions; this format holds every position of "
-                "a document: write a sequence store with extract_sequences, or `workbench extract --kind sequence`, and "
-                "export that"
+                "a document: write a sequence store with extract_sequences, or `workbench extract --kind sequence`, "
+                "and export that"
             )
         self.rows = load_shards(path, kind=KIND).with_format("arrow")
         if self.manifest.extra.get("pre_norm") is not True:
