@@ -105,6 +105,8 @@ def _locked(stage: Path, out: Path) -> int:
     lock = os.open(stage, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(lock), os.stat(stage)):  # removed by its owner, and made by another, meanwhile
+            raise BlockingIOError
     except OSError as error:
         os.close(lock)
         if isinstance(error, BlockingIOError):
