@@ -1,4 +1,4 @@
-"""A staged directory is whole or absent; what a killed run left is removed and said, and nobody else's is touched."""
+"""A staged directory is whole or absent; what a killed run left is removed, and what is not ours is not touched."""
 
 from __future__ import annotations
 
@@ -9,9 +9,40 @@ from pathlib import Path
 
 import pytest
 
-from workbench.core import staging
 from workbench.core.errors import UserError
 from workbench.core.staging import FILLED, MARK, check_new, directory_bytes, staged
+
+
+def test_a_directory_takes_its_name_when_it_is_whole(tmp_path: Path):
+    with staged(tmp_path / "deep" / "out") as stage:
+        (stage / "a").write_bytes(b"123")
+        assert not (tmp_path / "deep" / "out").exists()
+    assert directory_bytes(tmp_path / "deep" / "out") == 3 and len(list((tmp_path / "deep").iterdir())) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), FileNotFoundError(2, "gone", "source.txt")])
+def test_what_fails_leaves_nothing_and_says_itself(tmp_path: Path, error: BaseException):
+    with pytest.raises(type(error)) as seen, staged(tmp_path / "deep" / "out") as stage:
+        (stage / "a").write_bytes(b"123")
+        raise error
+    assert seen.value is error and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_takes_no_more_is_a_sentence(tmp_path: Path, code: int):
+    with pytest.raises(UserError, match=r"could not be written .* nothing of it is kept"), staged(tmp_path / "out"):
+        raise OSError(code, "the disk")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_taken_name_is_refused_and_stays(tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    with staged(tmp_path / "out") as stage:
+        (stage / "a").touch()
+    for taken, said in ((tmp_path / "out", "holds files already"), (tmp_path / "out" / "a", "is a file already")):
+        with pytest.raises(UserError, match=said), staged(taken):
+            raise AssertionError("the block must not run")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a"]
 
 
 @pytest.fixture
@@ -91,36 +122,26 @@ def test_a_stage_that_is_being_filled_is_refused_and_stays(abandoned, tmp_path):
     assert names(tmp_path) == ["out"]
 
 
-def test_a_directory_takes_its_name_when_it_is_whole(tmp_path: Path):
-    with staged(tmp_path / "deep" / "out") as stage:
-        (stage / "a").write_bytes(b"123")
-        assert not (tmp_path / "deep" / "out").exists()
-    assert directory_bytes(tmp_path / "deep" / "out") == 3 and len(list((tmp_path / "deep").iterdir())) == 1
+def test_a_stage_that_another_run_made_meanwhile_is_refused_and_stays(tmp_path, monkeypatch):
+    stage, lock = tmp_path / ".out.partial", fcntl.flock
 
+    def between(fd: int, how: int) -> None:
+        """The owner removes its stage, and another run makes and fills one of the same name."""
+        stage.rmdir()
+        (stage / FILLED).mkdir(parents=True)
+        (stage / FILLED / "theirs").touch()
+        (stage / MARK).touch()
+        lock(fd, how)
 
-@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), FileNotFoundError(2, "gone", "source.txt")])
-def test_what_fails_leaves_nothing_and_says_itself(tmp_path: Path, error: BaseException):
-    with pytest.raises(type(error)) as seen, staged(tmp_path / "deep" / "out") as stage:
-        (stage / "a").write_bytes(b"123")
-        raise error
-    assert seen.value is error and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_a_disk_that_takes_no_more_is_a_sentence(tmp_path: Path, code: int):
-    with pytest.raises(UserError, match=r"could not be written .* nothing of it is kept"), staged(tmp_path / "out"):
-        raise OSError(code, "the disk")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_taken_name_is_refused_and_stays(tmp_path: Path):
-    (tmp_path / "out").mkdir()
-    with staged(tmp_path / "out") as stage:
-        (stage / "a").touch()
-    for taken, said in ((tmp_path / "out", "holds files already"), (tmp_path / "out" / "a", "is a file already")):
-        with pytest.raises(UserError, match=said), staged(taken):
-            raise AssertionError("the block must not run")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a"]
+    monkeypatch.setattr(fcntl, "flock", between)
+    stage.mkdir()
+    kept = os.open(stage, os.O_RDONLY)  # so that its place in the file system is not taken by the new one
+    try:
+        with pytest.raises(UserError, match="is being written by another process"), staged(tmp_path / "out"):
+            raise AssertionError("it must not begin")
+    finally:
+        os.close(kept)
+    assert names(stage / FILLED) == ["theirs"] and names(tmp_path) == [".out.partial"]
 
 
 def test_a_link_stays_a_link_and_its_target_is_filled(tmp_path: Path):
@@ -146,18 +167,3 @@ def test_the_working_directory_is_refused_before_work_is_done(tmp_path: Path, mo
     with pytest.raises(UserError, match="this process works in"):
         check_new(tmp_path)
     assert check_new("new") == Path("new")
-
-
-def test_a_lock_on_a_stage_that_was_removed_meanwhile_is_none(tmp_path: Path, monkeypatch):
-    stage, plain = tmp_path / ".out.partial", fcntl.flock
-
-    def late(lock: int, how: int) -> None:  # another process ends, and a third begins, before the lock is had
-        stage.rmdir()
-        (stage / FILLED).mkdir(parents=True)
-        (stage / FILLED / "third").touch()
-        plain(lock, how)
-
-    monkeypatch.setattr(staging.fcntl, "flock", late)
-    with pytest.raises(UserError, match="is being written by another process"), staged(tmp_path / "out"):
-        raise AssertionError("it must not begin")
-    assert names(stage / FILLED) == ["third"]

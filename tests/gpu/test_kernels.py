@@ -36,6 +36,7 @@ def test_rows_stand_alone(kernel_checking, name, case, dtype):
 
 def test_delta_commits_are_bit_equal(kernel_checking):
     assert not kernel_checking.delta_laws("cuda", b=3, t=6, n=4, h=8, k=128, v=128)
+    assert not kernel_checking.embed_laws("cuda")
 
 
 def test_ragged_chunks_are_those_of_each_sequence(kernel_checking):

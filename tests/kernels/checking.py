@@ -140,6 +140,20 @@ def delta_laws(device: str, **sizes: int) -> list[str]:
     return found
 
 
+def embed_laws(device: str) -> list[str]:
+    """An id outside the table gives NaN, and reads nothing there; the others are the table's rows."""
+    from workbench_kernels.rmsnorm import embed_rmsnorm
+
+    given = ops()["embed_rmsnorm"].inputs(Case(dict(rows=4, width=30, vocab=9)), dtype=torch.float32, device=device)
+    given["ids_R"] = torch.tensor([-1, 0, 8, 9], device=device)
+    rows, normed = embed_rmsnorm(**given, impl="triton")
+    lost = [bool(x.isnan().all()) for x in (rows[0], rows[3], normed[0], normed[3])]
+    found = [] if all(lost) else ["an id outside the table gives numbers"]
+    if not torch.equal(rows[1:3], given["table_VD"][[0, 8]]) or bool(normed[1:3].isnan().any()):
+        found.append("ids of the table do not give its rows")
+    return found
+
+
 def chunk_laws(device: str, *, t: int = 66, h: int = 2, k: int = 10, v: int = 18) -> list[str]:
     """Chunks of a ragged batch are, bit for bit, those of each sequence alone, and read no row past its count; narrow
     inputs are the wide ones rounded."""
@@ -359,6 +373,7 @@ def check(names: list[str]) -> dict[str, Any]:
     if not names:
         began = time.perf_counter()
         failures += delta_laws("cpu", b=2, t=5, n=2, h=6, k=10, v=18)
+        failures += embed_laws("cpu")
         seconds["delta_laws"] = round(time.perf_counter() - began, 2)
         began = time.perf_counter()
         failures += chunk_laws("cpu")

@@ -176,6 +176,18 @@ def test_chunks_refuse_mixed_types_and_counts_of_another_kind():
     ]
 
 
+@pytest.mark.parametrize("op", ["conv_commit", "gated_delta_commit"])
+def test_commits_take_a_number_per_sequence_or_one_for_all(op: str):
+    one = ops()[op]
+    case = next(case for case in one.odd if case.sizes["b"] > 1 and "shared" not in case.sizes)
+    given, b = one.inputs(case, dtype=torch.float32, device="cpu"), case.sizes["b"]
+    for n in (1, b):
+        one.call(**{**given, "keep_B": torch.ones(n, dtype=torch.int32)})
+    for keep in (torch.ones((), dtype=torch.int32), torch.ones(b + 7, dtype=torch.int32), torch.ones(1, 1).int()):
+        with pytest.raises(KernelError, match=f"{op}: keep has shape"):
+            one.call(**{**given, "keep_B": keep})
+
+
 # -------------------------------------------------------------------------------------------- dispatch and registry
 
 

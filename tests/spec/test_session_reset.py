@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from workbench.cache.hybrid import HybridCache
 from workbench.cache.kv import KVPlane
+from workbench.cache.quantised import PackedPlane
 from workbench.core.errors import NonFiniteError, UserError
 from workbench.model.hybrid import HybridModel
 from workbench.spec.compare import compare_sessions
@@ -23,6 +25,7 @@ from workbench.spec.options import GenerateOptions
 from workbench.spec.policies import Ema
 from workbench.spec.proposers import MTPProposer
 from workbench.spec.session import Session
+from workbench.spec.store import PrefixStore
 from workbench_kernels.dispatch import use
 
 PROMPTS = [
@@ -216,6 +219,32 @@ def test_a_subclass_of_the_drafter_is_reset_whole(model: HybridModel) -> None:
     assert proposer.seen > 9
     session.reset()
     assert proposer.seen == 0 and session.state.proposer is proposer
+
+
+@pytest.mark.parametrize("name", ["dense", "packed rows", "a window"])
+def test_what_was_taken_from_a_session_outlives_its_reset(
+    model: HybridModel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def same(session: Session, store: PrefixStore) -> bool:
+        """Whether a fork, and a session restored from an entry, are what they were before a reset."""
+        opts = session.options
+        session.feed(PROMPTS[2], boundaries=(20,))
+        for entry in session.captured:
+            store.put(entry)
+        twin, fresh = session.fork(), Session(model, options=opts, capacity=CAPACITY)
+        session.reset()
+        session.generate(PROMPTS[0], max_new_tokens=60, ignore_eos=True)
+        fresh.feed(PROMPTS[2])
+        again = Session.from_prefix(model, PROMPTS[2], store, options=opts, capacity=CAPACITY)
+        assert again.reuse is not None and again.reuse.reused >= 20
+        return not compare_sessions(twin, fresh) and not compare_sessions(again, fresh)
+
+    model.exact = True
+    opts = options_of(0, **HOST.get(name, {}))
+    assert same(Session(model, options=opts, capacity=CAPACITY), PrefixStore(1 << 24))
+    monkeypatch.setattr(KVPlane, "fork", lambda self: copy(self))
+    monkeypatch.setattr(PackedPlane, "fork", lambda self: copy(self))
+    assert not same(Session(model, options=opts, capacity=CAPACITY), PrefixStore(1 << 24)), "control: rows are shared"
 
 
 # ---------------------------------------------------------------- mistakes are seen

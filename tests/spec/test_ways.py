@@ -8,6 +8,8 @@ import torch
 from workbench.model import kernel_path
 from workbench.model.kernel_path import FEW, HANDFUL, Way, way_of
 from workbench.model.shapes import random_model
+from workbench_kernels.checks import KernelError
+from workbench_kernels.direct_linear import direct_linear, takes
 from workbench_kernels.dispatch import recorded, use
 
 
@@ -49,3 +51,16 @@ def test_rows_take_weights_through_registers_in_fast_mode_alone(monkeypatch):
     monkeypatch.undo()
     model.exact = True
     assert products(model, 2)[0] == {"skinny_linear"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "taken"), [(8, 64, True), (9, 64, False), (1, 63, False), (1, 17408, True), (1, 6464, False)]
+)
+def test_rows_and_inputs_that_registers_take(rows, k, taken):
+    x, weight = (torch.ones(n, k, dtype=torch.bfloat16) for n in (rows, 2))
+    assert takes(rows, weight) == taken and not takes(rows, weight.float())
+    if taken:
+        assert torch.equal(direct_linear(x, weight), x @ weight.t())
+    else:
+        with pytest.raises(KernelError, match=f"{rows} rows of {k} inputs are not valid.*skinny_linear takes others"):
+            direct_linear(x, weight)

@@ -33,12 +33,8 @@ from workbench.datasets.sequence_options import SequenceOptions
 from workbench.facade import load
 from workbench.model.hybrid import HybridModel
 
-ANCHORS, TOP_K, TAPS, EAGLE = (
-    4,
-    64,
-    5,
-    3,
-)  # anchors per document, kept ids, layers of DSpark and of EAGLE-3
+ANCHORS, TOP_K = 4, 64  # per document; ids kept
+TAPS, EAGLE = 5, 3  # layers of DSpark and of EAGLE-3
 LENGTH, SHORTEST, DOCUMENTS = 1024, 32, 24
 AGREES = 0.05  # measured bytes miss the predicted ones by no more: headers, names and lines of text beside the rows
 LISTS = (FILE, LINES, FACTS, LEDGER)  # what the workbench puts into an export, for its own check

@@ -107,8 +107,7 @@ def _locked(stage: Path, out: str | Path) -> int:
     lock = os.open(stage, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held, there = os.fstat(lock), os.stat(stage)
-        if (held.st_dev, held.st_ino) != (there.st_dev, there.st_ino):  # its process removed it before it let go
+        if not os.path.samestat(os.fstat(lock), os.stat(stage)):  # removed by its owner, and made by another, meanwhile
             raise BlockingIOError
     except OSError as error:
         os.close(lock)

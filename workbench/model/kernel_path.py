@@ -39,7 +39,7 @@ SLICE = 16  # rows of a long exact forward that attend at a time: their parts ar
 
 # H200: in fast mode up to this many rows in all take weights up to this many values through registers. A decode step of
 # 0.8B takes 0.78 ms so, 0.97 otherwise, and a verify of 4 rows 1.08 and 1.04; more rows, or larger weights with more
-# than one row, are faster by skinny_linear
+# than one row, are faster by skinny_linear. A verify of up to four rows goes the way of a decode step, and has its bits
 HANDFUL, DIRECT = 4, 12 << 20
 
 Mix = Callable[[int, GatedAttention | GatedDeltaNet, Tensor], Tensor]

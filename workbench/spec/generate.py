@@ -55,8 +55,9 @@ def generate(
 ) -> Generation:
     """Decode one prompt, speculatively when k > 0.
 
-    Greedy, and under sampling with the default ``accept="coupled"``, the text is plain decode's, token for token, for
-    any drafter, k and policy; with ``accept="ratio"`` it follows the same law.
+    In exact mode, greedy and under sampling with the default ``accept="coupled"``, the text is plain decode's, token
+    for token, for any drafter, k and policy; in fast mode a near tie may fall the other way. With ``accept="ratio"`` it
+    follows the same law.
 
     Args:
         model: The target.
@@ -71,7 +72,7 @@ def generate(
         clock: Seconds, for the phases of rounds and for policies that read time; None for ``time.perf_counter``.
         session: One to decode in, of this model, which is emptied first (see ``Session.reset``) and holds the text
             afterwards; what is made is equal to a fresh one's, and its memory and graphs are used again. Policy,
-            proposer, grammar and clock are then its own. None makes one.
+            proposer, grammar and clock are then its own, options those given here. None makes one.
         exact: Numerical class; None for the model's own.
         **given: Options by name.
 
@@ -102,7 +103,7 @@ def stream(
     exact: bool | None = None,
     **given: object,
 ) -> Iterator[Chunk]:
-    """Decode one prompt and yield text as it becomes certain; arguments are those of ``generate``.
+    """Decode one prompt and yield text as it becomes certain; arguments as of ``generate``, force and session apart.
 
     Yields:
         A chunk per round; the last holds the generation. The texts joined are its text.

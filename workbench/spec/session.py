@@ -40,7 +40,7 @@ class Session:
     The cache holds the rows of every token but the last, which is pending. ``generate`` continues the text, after text
     of the user's if some is given; ``feed`` and ``burst`` are its two halves. Each ``feed`` leaves a turn checkpoint,
     to which ``rewind`` returns. However the text was made, it and every plane are those of a fresh session given the
-    same tokens. An exception leaves the session as it was, or whole rounds further.
+    same tokens: in exact mode bit for bit. An exception leaves the session as it was, or whole rounds further.
 
     Args:
         model: The target.

@@ -77,7 +77,7 @@ def conv_commit(u_BTP: Tensor, window_BWC: Tensor, keep_B: Tensor, *, impl: str 
     b, w, c = window_BWC.shape
     check_dense("conv_commit", u=u_BTP, window=window_BWC, keep=keep_B)
     check_shape("conv_commit", "u", u_BTP, (b, None, None))
-    check_shape("conv_commit", "keep", keep_B, (1 if len(keep_B) == 1 else b,))
+    check_shape("conv_commit", "keep", keep_B, (1 if keep_B.numel() == 1 else b,))
     check_dtype("conv_commit", "window", window_BWC, u_BTP.dtype)
     check_dtype("conv_commit", "keep", keep_B, torch.int32)
     if not by_triton("conv_commit", impl, u_BTP):

@@ -134,7 +134,11 @@ def uniform_of(word):
 
 @triton.jit
 def begin(EARLY: tl.constexpr):
-    """First of all in a kernel that starts early: let the next one start, and wait for the one before to end."""
+    """In a kernel that starts early: let the next one start, and wait for all that was launched before to end.
+
+    Any number of early kernels may wait side by side, so that before this a kernel reads only what none writes that was
+    launched since the last one that was not early: weights. It writes nothing.
+    """
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

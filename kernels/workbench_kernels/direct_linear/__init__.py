@@ -17,12 +17,16 @@ from workbench_kernels.dispatch import by_triton
 __all__ = ["MOST", "direct_linear", "takes"]
 
 MOST = 8  # rows
-LEAST = 64  # K must be a multiple of this
+LEAST, LONGEST, LOADS = 64, 1024, 32  # inputs of one load, a power of two that divides K; loads of a row
 
 
 def takes(rows: int, w_NK: Tensor) -> bool:
     """Whether the op takes this many rows and this weight."""
-    return rows <= MOST and w_NK.dtype == torch.bfloat16 and w_NK.shape[1] % LEAST == 0
+    return rows <= MOST and w_NK.dtype == torch.bfloat16 and _fits(w_NK.shape[1])
+
+
+def _fits(k: int) -> bool:
+    return k > 0 and k % LEAST == 0 and k // min(k & -k, LONGEST) <= LOADS
 
 
 def direct_linear(
@@ -32,7 +36,7 @@ def direct_linear(
 
     Args:
         x_MK: Rows, bfloat16, at most 8.
-        w_NK: Weight, bfloat16, K a multiple of 64.
+        w_NK: Weight, bfloat16, K a multiple of 64 and at most 32 times the power of two, up to 1,024, that divides it.
         swiglu: The weight stacks N/2 gate rows and N/2 up rows, and the result is silu(gate) * up; default False.
         out_MN: Where the result goes; default None, a new tensor.
         impl: "ref" or "triton"; default by context and device.
@@ -48,10 +52,10 @@ def direct_linear(
     m, k = x_MK.shape
     check_shape("direct_linear", "w", w_NK, (None, k))
     check_dtype("direct_linear", "w", w_NK, x_MK.dtype)
-    if m > MOST or k % LEAST:
+    if m > MOST or not _fits(k):
         raise KernelError(
             f"direct_linear: {m} rows of {k} inputs are not valid: give at most {MOST} rows, and inputs in multiples "
-            f"of {LEAST}; skinny_linear takes others"
+            f"of {LEAST} that a power of two up to {LONGEST} parts into at most {LOADS}; skinny_linear takes others"
         )
     if swiglu and len(w_NK) % 2:
         raise KernelError(f"direct_linear: swiglu needs an even number of weight rows, not {len(w_NK)}")

@@ -1,7 +1,7 @@
 """Triton form: a program holds its outputs' weights in registers before it waits for the rows.
 
-Two bfloat16 values travel as one int32: the even one is the low half. Rows are taken one after the other, so that a
-row's bits do not depend on the others.
+Two bfloat16 values travel as one int32: the even one is the low half. A row alone is summed by the same steps as each
+of four that are taken together.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def gated_delta_commit(
     b, h, k, v = _state("gated_delta_commit", state_BHKV)
     check_dense("gated_delta_commit", state=state_BHKV, keep=keep_B, out=out_BHKV, **tape._asdict())
     check_shape("gated_delta_commit", "tape.v", tape.v_BTHV, (b, None, h, v))
-    _counts("gated_delta_commit", keep_B, 1 if len(keep_B) == 1 else b)
+    _counts("gated_delta_commit", keep_B, 1 if keep_B.numel() == 1 else b, "keep")
     out = state_BHKV if out_BHKV is None else out_BHKV
     check_shape("gated_delta_commit", "out", out, state_BHKV.shape)
     if not by_triton("gated_delta_commit", impl, state_BHKV):
@@ -275,10 +275,10 @@ def _state(op: str, state_BHKV: Tensor) -> tuple[int, int, int, int]:
     return b, h, k, v
 
 
-def _counts(op: str, counts_B: Tensor | None, b: int) -> None:
+def _counts(op: str, counts_B: Tensor | None, b: int, name: str = "counts") -> None:
     if counts_B is not None:
-        check_shape(op, "counts", counts_B, (b,))
-        check_dtype(op, "counts", counts_B, torch.int32)
+        check_shape(op, name, counts_B, (b,))
+        check_dtype(op, name, counts_B, torch.int32)
 
 
 def _rows(op: str, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, state: Tensor) -> None:

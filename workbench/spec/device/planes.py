@@ -113,8 +113,7 @@ class Planes:
             one = slice(n, n + 1)
             made = kernel_path.delta(
                 mixer, h_RH, self.conv_LWC[one], self.state_LHKV[one], way=way, write="none", window=False,
-                steady=True,
-                tape=Tape(*(x[one] for x in self.tape)), fed_RP=self.fed_LTP[n],
+                steady=True, tape=Tape(*(x[one] for x in self.tape)), fed_RP=self.fed_LTP[n],
             )  # fmt: skip
             return made.rows_RH
 
