@@ -85,7 +85,7 @@ def _refuse(problems: Sequence[str], where: str) -> None:
     if problems:
         shown = "; ".join(problems[:MANY])
         more = f"; and {len(problems) - MANY} more" if len(problems) > MANY else ""
-        raise CheckpointError(f"{where} is not sound: {shown}{more}. Export again")
+        raise CheckpointError(f"{where} is not sound: {shown}{more}. Delete it, and export again")
 
 
 def _named(argv: Sequence[str]) -> str | None:
