@@ -1,4 +1,4 @@
-"""Extraction of anchor records, with writing on, against the forward of the same tapes."""
+"""Extraction of anchor records and of a sequence store, with writing on, against the forward of the same tapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.bench.paired import drawn_texts, paired
 from workbench.bench.shape.timing import figure
 from workbench.core.progress import quiet
 from workbench.core.tape import Corpus
-from workbench.datasets import ExtractOptions, extract
+from workbench.datasets import ExtractOptions, extract, extract_sequences
 from workbench.datasets.anchors import anchor_positions
 from workbench.datasets.groups import batch_limit, plan_groups
 from workbench.datasets.passes import group_rows
@@ -48,22 +48,26 @@ def measure(*, quick: bool) -> Iterator[dict[str, Any]]:
                 for chunk in torch.from_numpy(tape.tokens.astype(np.int64))[None].split(CHUNK, 1):
                     model.forward(chunk, cache)
 
-        def extraction(item: Corpus, exact: bool) -> None:
+        def extraction(item: Corpus, exact: bool, write: Callable[..., Any], **options: Any) -> None:
             with quiet():
-                extract(model, item, out=Path(folder) / str(next(runs)), anchors=4, chunk=CHUNK, exact=exact)
+                write(model, item, out=Path(folder) / str(next(runs)), chunk=CHUNK, exact=exact, **options)
 
+        kinds = {"4 anchors per document": partial(extraction, write=extract, anchors=4)}
+        kinds["sequence store"] = partial(extraction, write=extract_sequences)
         arms: dict[str, Callable[[Any], Any]] = {}
         for mode, exact in (("fast", False), ("exact", True)):
             arms[f"forward {mode}"] = partial(forward, exact=exact)
-            arms[f"extract {mode}, 4 anchors per document, written"] = partial(extraction, exact=exact)
+            arms |= {f"extract {mode}, {kind}, written": partial(run, exact=exact) for kind, run in kinds.items()}
         seconds = interleave(arms, [tapes], repeats=1 if quick else 3, desc="extract")
     facts: dict[str, Any] = {"context": length, "documents": count}
     for name, values in seconds.items():
         mode = "exact" if "exact" in name else "fast"
         yield speed_row(name, values, [tapes.n_tokens] * len(values), mode=mode, **facts)
-    for mode in ("fast", "exact"):
-        written = seconds[f"extract {mode}, 4 anchors per document, written"]
-        yield ratio_row(f"extract / forward, {mode}", seconds[f"forward {mode}"], written, mode=mode, **facts)
+    for kind in kinds:
+        for mode in ("fast", "exact"):
+            written = seconds[f"extract {mode}, {kind}, written"]
+            name = f"extract / forward, {mode}" + (", sequence store" if kind == "sequence store" else "")
+            yield ratio_row(name, seconds[f"forward {mode}"], written, mode=mode, **facts)
 
 
 def measure_shape(
