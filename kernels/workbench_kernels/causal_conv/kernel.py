@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workbench_kernels.device.kernel import begin, launch, narrow, power
+from workbench_kernels.device.kernel import begin, counted, launch, narrow, power
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def _window(u_BTP: Tensor, window_BWC: Tensor, counts_B: Tensor | None, out_BWC:
     if w:
         launch(
             window_kernel, (-(-c // BLOCK), b), u_BTP, window_BWC, window_BWC if counts_B is None else counts_B,
-            out_BWC, t, p, c, COUNTED=0 if counts_B is None else 1 if len(counts_B) == b else 2, W=w,
+            out_BWC, t, p, c, COUNTED=counted(counts_B, b), W=w,
             SLOTS=power(w), BLOCK=BLOCK, num_warps=2, early=True,
         )  # fmt: skip
 

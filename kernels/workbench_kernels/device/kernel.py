@@ -175,6 +175,13 @@ def launch(
         kernel[grid](first, *args, **options)
 
 
+def counted(counts_B: torch.Tensor | None, b: int) -> int:
+    """How a kernel finds a sequence's count: 0 there are none, 1 one for each, 2 one for all."""
+    if counts_B is None:
+        return 0
+    return 1 if len(counts_B) == b else 2
+
+
 def bits(value: float) -> int:
     """The bits of a float64 as a signed integer: see ``real``."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from workbench_kernels.device.kernel import launch, narrow
+from workbench_kernels.direct_linear import LONGEST
 
 
 class Shape(NamedTuple):
@@ -139,7 +140,7 @@ def shape_of(n: int, k: int, swiglu: bool) -> Shape:
     pairs, bn = k // 2, 1
     while bn < 8 and 4 * bn * k * (2 if swiglu else 1) <= 32768:
         bn *= 2
-    return Shape(bn, min(pairs & -pairs, 512), 4)
+    return Shape(bn, min(pairs & -pairs, LONGEST // 2), 4)
 
 
 def direct_linear(x_MK: Tensor, w_NK: Tensor, swiglu: bool, out_MN: Tensor, shape: Shape | None = None) -> None:

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from workbench_kernels.checks import check_columns
-from workbench_kernels.device.kernel import begin, launch, narrow, power
+from workbench_kernels.device.kernel import begin, counted, launch, narrow, power
 from workbench_kernels.gated_delta.ref import Step, Tape
 
 
@@ -156,7 +156,7 @@ def _run(
         none if counts is None else counts, none if out is None else out, none if after is None else after, *held,
         none if columns is None else columns, window, taps, rows, *strides, dk**-0.5, h, c, R=r, K=dk, V=dv, BK=bk,
         BV=bv, RAW=raw is not None, OUT=out is not None, WRITE=after is not None, TAPE=tape is not None,
-        COLUMNS=columns is not None, COUNTED=0 if counts is None else 1 if len(counts) == b else 2, W=w, STEADY=steady,
+        COLUMNS=columns is not None, COUNTED=counted(counts, b), W=w, STEADY=steady,
         num_warps=WARPS, num_stages=1,
         enable_fp_fusion=False, early=True,
     )  # fmt: skip
